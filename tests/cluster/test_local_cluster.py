@@ -96,7 +96,7 @@ def _python(kubectl: Kubectl, pod: str, script: str, *arguments: str) -> str:
     return kubectl("exec", pod, "--container=second", "--", "python3", "-c", script, *arguments).strip()
 
 
-def test_an_image_lists_its_packages_and_their_licences_and_has_the_locked_ones(kubectl: Kubectl, pod: str) -> None:
+def test_image_has_sbom_with_licences_and_locked_versions(kubectl: Kubectl, pod: str) -> None:
     listed = json.loads(kubectl("exec", pod, "--container=second", "--", "cat", "/opt/stage2/sbom.cdx.json"))[
         "components"
     ]
@@ -108,7 +108,7 @@ def test_an_image_lists_its_packages_and_their_licences_and_has_the_locked_ones(
     assert len(with_licence) > len(listed) * 0.9
 
 
-def test_each_container_is_pinned_to_a_gpu_of_its_own(kubectl: Kubectl, pod: str) -> None:
+def test_each_container_is_pinned_to_own_gpu(kubectl: Kubectl, pod: str) -> None:
     devices = [
         kubectl("exec", pod, f"--container={container}", "--", "printenv", "NVIDIA_VISIBLE_DEVICES").strip()
         for container in ("first", "second")
@@ -117,7 +117,7 @@ def test_each_container_is_pinned_to_a_gpu_of_its_own(kubectl: Kubectl, pod: str
     assert set(devices) <= {"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
 
 
-def test_a_fifth_gpu_is_refused_by_the_scheduler(kubectl: Kubectl, pod: str, controller_image: str) -> None:
+def test_fifth_gpu_is_refused_by_scheduler(kubectl: Kubectl, pod: str, controller_image: str) -> None:
     greedy = _two_containers("greedy", controller_image)
     greedy["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 2}}
     kubectl("apply", "--filename=-", stdin=json.dumps(greedy))
@@ -126,16 +126,16 @@ def test_a_fifth_gpu_is_refused_by_the_scheduler(kubectl: Kubectl, pod: str, con
     assert "Insufficient nvidia.com/gpu" in reason
 
 
-def test_service_names_resolve_to_cluster_addresses(kubectl: Kubectl, pod: str) -> None:
+def test_service_names_resolve_to_cluster_ip(kubectl: Kubectl, pod: str) -> None:
     address = kubectl("get", "service", "web", "--output=jsonpath={.spec.clusterIP}")
     assert _python(kubectl, pod, "import socket; print(socket.gethostbyname('web'))") == address
 
 
-def test_a_pod_reaches_itself_through_its_service(kubectl: Kubectl, pod: str) -> None:
+def test_pod_reaches_itself_through_its_service(kubectl: Kubectl, pod: str) -> None:
     assert _python(kubectl, pod, CALL_SERVICE, "http://web/") == "200"
 
 
-def test_no_router_answers_for_a_service_address_that_nobody_has(kubectl: Kubectl, pod: str) -> None:
+def test_unassigned_service_address_is_unreachable(kubectl: Kubectl, pod: str) -> None:
     services = kubectl("get", "services", "--all-namespaces", "--output=jsonpath={.items[*].spec.clusterIP}")
     addresses = ipaddress.ip_network(SERVICE_CIDR).hosts()
     free = next(str(address) for address in addresses if str(address) not in services.split())
@@ -143,12 +143,12 @@ def test_no_router_answers_for_a_service_address_that_nobody_has(kubectl: Kubect
     assert "Network is unreachable" in _python(kubectl, pod, script)
 
 
-def test_a_service_account_token_opens_the_api_and_only_what_rbac_allows(kubectl: Kubectl, pod: str) -> None:
+def test_service_account_token_grants_only_what_rbac_allows(kubectl: Kubectl, pod: str) -> None:
     assert _python(kubectl, pod, CALL_API, "/api") == "200"
     assert _python(kubectl, pod, CALL_API, "/api/v1/secrets") == "403"
 
 
-def test_the_container_log_can_be_read(kubectl: Kubectl, pod: str) -> None:
+def test_container_log_is_readable(kubectl: Kubectl, pod: str) -> None:
     _python(kubectl, pod, CALL_SERVICE, "http://web/?marked")
     assert "GET /?marked" in kubectl("logs", pod, "--container=first")
 
@@ -169,7 +169,7 @@ def two_versions(on_local_cluster: Path) -> Iterator[tuple[Layout, list[str]]]:
         buildah.call(layout, "rmi", *references)
 
 
-def test_an_image_loads_though_the_one_whose_layers_it_shares_goes_meanwhile(
+def test_image_loads_while_another_image_sharing_its_layers_is_removed(
     two_versions: tuple[Layout, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, (first, second) = two_versions

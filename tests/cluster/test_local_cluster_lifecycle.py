@@ -130,7 +130,9 @@ def _boot_half(local_cluster: Any) -> None:
 
 
 @pytest.mark.parametrize("bring_about", [_crash_runtime, _crash_control_plane, _cut_off_a_node, _boot_half])
-def test_down_leaves_nothing(local_cluster: Any, before: dict[str, object], bring_about: Callable[[Any], None]) -> None:
+def test_down_leaves_nothing_behind(
+    local_cluster: Any, before: dict[str, object], bring_about: Callable[[Any], None]
+) -> None:
     bring_about(local_cluster)
     assert _machine() != before
     local_cluster("down")

@@ -111,28 +111,28 @@ def _pod(name: str, own: dict[str, str], image: str, ports: list[int]) -> dict[s
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": own}, "spec": spec}
 
 
-def test_the_learner_reaches_its_servers_and_nobody_else_does(reached: Reached, ports: dict[str, list[int]]) -> None:
+def test_only_own_learner_reaches_servers(reached: Reached, ports: dict[str, list[int]]) -> None:
     assert reached(LEARNER, ROLLOUT) == set(ports["servers"])
     assert reached(CONTROLLER, ROLLOUT) == reached(STRANGER, ROLLOUT) == set()
     assert reached(FOREIGN, ROLLOUT) == set(), "the learner of another job is a stranger"
 
 
-def test_only_servers_reach_their_learners_transfer_groups(reached: Reached, ports: dict[str, list[int]]) -> None:
+def test_only_own_servers_reach_transfer_ports_of_learner(reached: Reached, ports: dict[str, list[int]]) -> None:
     assert reached(ROLLOUT, LEARNER) >= set(ports["group"])
     assert not reached(ROLLOUT, LEARNER) & set(ports["chosen"])
     assert reached(FOREIGN, LEARNER) == reached(STRANGER, LEARNER) == set(ports["metrics"])
 
 
-def test_the_controller_reaches_the_learner_s_progress(reached: Reached, ports: dict[str, list[int]]) -> None:
+def test_controller_reaches_progress_port_of_learner(reached: Reached, ports: dict[str, list[int]]) -> None:
     assert reached(CONTROLLER, LEARNER) == {*ports["progress"], *ports["metrics"]}
 
 
-def test_pods_of_the_job_reach_nobody_else_but_name_servers(reached: Reached, ports: dict[str, list[int]]) -> None:
+def test_pods_of_job_reach_only_each_other_and_dns_ports(reached: Reached, ports: dict[str, list[int]]) -> None:
     assert reached(LEARNER, STRANGER) == reached(ROLLOUT, STRANGER) == set(ports["names"])
     assert reached(FOREIGN, STRANGER) > set(ports["names"]), "the policy is about this job alone"
 
 
-def test_pods_of_the_job_look_up_names(reached: Reached, guarded: Kubectl) -> None:
+def test_pods_of_job_can_resolve_names(reached: Reached, guarded: Kubectl) -> None:
     ask = "import socket; print(socket.gethostbyname('kubernetes.default.svc.cluster.local'))"
     service = guarded.run("get", "service", "kubernetes", "--namespace=default", "-o=jsonpath={.spec.clusterIP}").stdout
     assert guarded("exec", LEARNER, "--", "python3", "-c", ask).strip() == service

@@ -79,7 +79,7 @@ def test_packed_gradients_are_as_near_to_float32_as_unpacked_ones(flash, exact, 
     assert packed <= SLACK * unpacked
 
 
-def test_changing_one_sequence_moves_no_other_one_in_its_row(flash, sequences):
+def test_changing_sequence_does_not_affect_others_in_packed_row(flash, sequences):
     first, *rest = sequences
     changed = dataclasses.replace(
         first, encoding=dataclasses.replace(first.encoding, pixel_values=-first.encoding.pixel_values)
@@ -91,7 +91,7 @@ def test_changing_one_sequence_moves_no_other_one_in_its_row(flash, sequences):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
 
 
-def test_a_row_is_one_call_of_the_kernel_in_each_layer(model_path, sequences, monkeypatch):
+def test_packed_row_calls_flash_kernel_once_per_layer(model_path, sequences, monkeypatch):
     calls, kernel = [], varlen.varlen_attn
 
     @wraps(kernel)  # whose signature decides how it is called

@@ -33,7 +33,7 @@ def learn(shapes, folder, steps):
 
 
 @pytest.mark.timeout(600)
-def test_it_trains_saves_and_goes_on(shapes, tmp_path):
+def test_learner_on_gpu_trains_saves_and_resumes(shapes, tmp_path):
     folder = tmp_path / "run"
     learn(shapes, folder, 2)
     assert "resuming from" in learn(shapes, folder, 4)

@@ -13,7 +13,7 @@ DEVICE = torch.device("cuda:0")
 @pytest.mark.parametrize("shape", [(64, 96), (1024, 3072), (4096, 4096)])
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_the_bits_are_those_of_a_cpu(shape, dora, dtype):
+def test_gpu_merge_is_bitwise_equal_to_cpu_merge(shape, dora, dtype):
     base, adapter = layer(shape, 16, dora=dora)
     base = base.to(dtype)
     there = served_weight("weight", base.to(DEVICE), to_device(adapter, DEVICE), NEAREST)

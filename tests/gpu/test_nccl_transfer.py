@@ -42,7 +42,7 @@ def expect(client, transfer, tensors):
     client.pipe.send(("receive", (metas_of(tensors), transfer.group, True)))
 
 
-def test_tensors_arrive_and_a_group_can_be_left_and_joined_again(server, transfer):
+def test_tensors_arrive_over_nccl_also_after_rejoining_group(server, transfer):
     _, client = server
     for _ in range(2):
         transfer.connect(client)
@@ -55,7 +55,7 @@ def test_tensors_arrive_and_a_group_can_be_left_and_joined_again(server, transfe
         transfer.disconnect()
 
 
-def test_a_server_that_dies_in_a_push_is_noticed_at_once(server, transfer):
+def test_server_killed_during_nccl_push_is_detected_at_once(server, transfer):
     process, client = server
     transfer.connect(client)
     expect(client, transfer, weights())
@@ -66,7 +66,7 @@ def test_a_server_that_dies_in_a_push_is_noticed_at_once(server, transfer):
     transfer.disconnect()
 
 
-def test_a_learner_that_leaves_in_a_push_frees_its_server(server, transfer):
+def test_learner_leaving_during_nccl_push_frees_server(server, transfer):
     _, client = server
     transfer.connect(client)
     expect(client, transfer, weights())
@@ -80,7 +80,7 @@ def test_a_learner_that_leaves_in_a_push_frees_its_server(server, transfer):
     assert client.pipe.recv() == {name: sum_of(tensor) for name, tensor in tensors.items()}
 
 
-def test_a_learner_on_a_gpu_packs_for_tcp_into_page_locked_memory():
+def test_gpu_learner_packs_tcp_buckets_into_pinned_memory():
     tensors = weights()
     packer = Packer(DEVICE, TcpTransfer.staging)
     plan = list(plan_buckets(metas_of(tensors), BUCKET_BYTES))

@@ -31,7 +31,7 @@ def held(trained):
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [(True, False), (False, True), (True, True)])
-def test_what_is_away_takes_no_memory_and_comes_back_as_it_was(trained, model, optimizer):
+def test_offloaded_tensors_free_gpu_memory_and_return_unchanged(trained, model, optimizer):
     offload = StateOffloader(DeviceMover(torch.device("cuda")), model=model, optimizer=optimizer)
     offload.find_optimizer = lambda: trained[1]
     before, reserved, allocated = held(trained), torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
@@ -56,7 +56,7 @@ def test_what_is_away_takes_no_memory_and_comes_back_as_it_was(trained, model, o
     assert all(torch.equal(one, other) for one, other in zip(before, held(trained), strict=True))
 
 
-def test_everything_is_back_after_an_error_too(trained):
+def test_offloaded_tensors_return_after_error(trained):
     offload = StateOffloader(DeviceMover(torch.device("cuda")), model=True, optimizer=True)
     offload.find_optimizer = lambda: trained[1]
     before = held(trained)

@@ -142,7 +142,7 @@ def help_up(process, struck, who, blow, config, renewed):
 
 @pytest.mark.in_turns(6)
 @pytest.mark.parametrize(("who", "blow", "phase"), cells())
-def test_a_run_ends_with_the_same_weights_whoever_is_struck(
+def test_killed_or_stopped_process_does_not_change_final_weights(
     tmp_path, servers, renewed, undisturbed, model_path, token_file, who, blow, phase
 ):
     struck = renewed("stub")
@@ -200,7 +200,7 @@ def with_certificates(files, folder, what):
         ("another name", 75, "its certificate is not for 127.0.0.1"),
     ],
 )
-def test_a_learner_with_wrong_certificates_trains_nothing_and_says_why(
+def test_learner_with_wrong_certificates_exits_with_reason(
     tmp_path, guarded, files, model_path, token_file, wrong, code, words
 ):
     host = "127.0.0.1" if wrong == "another name" else certificates.HOST
@@ -213,7 +213,7 @@ def test_a_learner_with_wrong_certificates_trains_nothing_and_says_why(
     assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
-def test_a_server_whose_certificate_has_expired_does_not_start(tmp_path, token_file, model_path):
+def test_server_with_expired_certificate_does_not_start(tmp_path, token_file, model_path):
     expired, ports = certificates.make(tmp_path / "expired", at=LONG_AGO), (free_port(), free_port())
     config = run_config(url_of(ports[0], expired), ports[1], model=model_path, dtype="float32")
     served = launch(tmp_path, "stub", config, ports=ports, token=token_file, tls=expired)
@@ -251,7 +251,7 @@ def strangers(token, *ports):
     thread.join()
 
 
-def test_strangers_at_the_group_ports_change_nothing(
+def test_strangers_at_group_ports_do_not_affect_run(
     tmp_path, servers, renewed, undisturbed, model_path, token, token_file
 ):
     served = [servers("stub"), renewed("stub")]
@@ -275,9 +275,7 @@ def send_again(port, recorded):
                 pass
 
 
-def test_an_old_push_that_is_sent_again_over_tls_changes_nothing(
-    guarded, files, monkeypatch, token, make_sync, base, probe
-):
+def test_replayed_push_over_tls_has_no_effect(guarded, files, monkeypatch, token, make_sync, base, probe):
     for name, value in files.environment().items():
         monkeypatch.setenv(name, value)
     port, policy = int(guarded.base_url.rpartition(":")[2]), policies.trained(base, "full")
@@ -295,7 +293,7 @@ def test_an_old_push_that_is_sent_again_over_tls_changes_nothing(
     assert client.weight_version() == "3"
 
 
-def test_a_push_that_somebody_with_the_token_repeats_takes_nothing_of_the_next(servers, token, make_sync, base, probe):
+def test_replayed_push_with_token_does_not_disturb_next_push(servers, token, make_sync, base, probe):
     served = servers("stub")
     port, policy = int(served.base_url.rpartition(":")[2]), policies.trained(base, "full")
     with recording(port) as recorder:
@@ -335,7 +333,7 @@ def untimely(tmp_path, token_file, model_path):
 
 @pytest.mark.in_turns(2)
 @pytest.mark.parametrize("seconds", [DAY_S, -DAY_S])
-def test_clocks_that_jump_change_nothing(tmp_path, servers, untimely, undisturbed, model_path, token_file, seconds):
+def test_clock_jumps_do_not_affect_run(tmp_path, servers, untimely, undisturbed, model_path, token_file, seconds):
     config = configured(tmp_path, [servers("stub"), untimely(seconds)], model_path)
     with chaotic(config, token_file, "ask", CLOCK, seconds) as process:
         assert process.wait() == 0, logs(config)
@@ -349,7 +347,7 @@ def test_clocks_that_jump_change_nothing(tmp_path, servers, untimely, undisturbe
 
 @pytest.mark.in_turns(2)
 @pytest.mark.parametrize("now", ["moved", "empty"])
-def test_a_run_below_a_link_goes_on_where_the_link_leads(
+def test_run_below_symlink_continues_in_folder_that_link_points_to(
     tmp_path, servers, renewed, undisturbed, model_path, token_file, now
 ):
     """Also when its folder was moved meanwhile; in an empty one it begins again, and leaves the other as it was."""

@@ -49,7 +49,7 @@ def expected(model_path, images):
     return {nats: texts(closing_bias(encoder.encode, nats)) for nats in (0.0, NATS)}, closing_bias(encoder.encode, NATS)
 
 
-def test_bias_of_a_request_lengthens_the_answers_of_a_server_as_the_learners(served, token, images, expected):
+def test_bias_of_request_lengthens_server_answers_like_learner_answers(served, token, images, expected):
     texts, bias = expected
     assert texts[NATS] != texts[0.0]
     with ServerBackend([served.base_url], token=token, sampling=Sampling(LONGEST), timeout_s=120) as backend:
@@ -58,7 +58,7 @@ def test_bias_of_a_request_lengthens_the_answers_of_a_server_as_the_learners(ser
             assert [one.text for one in backend.generate(requests, seed_plan=PLAN)] == texts[nats]
 
 
-def test_infer_asks_a_server_for_its_tokens(served, token_file, images, expected):
+def test_infer_with_longer_option_asks_server_for_closing_tokens(served, token_file, images, expected):
     texts, _ = expected
     server = Server(served.base_url, {TOKEN_FILE_VARIABLE: str(token_file)}, longer=NATS)
     question = Question(PROMPT, max_new_tokens=LONGEST)

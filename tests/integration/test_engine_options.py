@@ -16,7 +16,7 @@ def dtype():
     return "bfloat16"
 
 
-def test_a_push_reaches_a_server_that_quantizes_its_weights(start_server, make_sync, base, probe, token, dtype):
+def test_push_reaches_server_with_quantized_weights(start_server, make_sync, base, probe, token, dtype):
     engine = {"quantization": "fp8_per_channel", "max_logprobs": 1}
     served = start_server("vllm", dtype=dtype, engine=engine)
     client = ServerClient(served.base_url, token, timeout_s=60)

@@ -46,13 +46,13 @@ def served_plainly(model, log):
 
 
 @pytest.mark.vllm
-def test_a_plain_server_of_an_exported_model_answers_as_the_learner(tmp_path, model_path):
+def test_plain_vllm_with_exported_model_answers_like_learner(tmp_path, model_path):
     """Of other kinds the files have the same names and shapes, and transformers computes the same with them."""
     _assert_answers_as_the_learner(model_path, "dora", tmp_path)
 
 
 @pytest.mark.vllm
-def test_a_plain_server_of_an_exported_mixture_of_experts_answers_as_the_learner(tmp_path):
+def test_plain_vllm_with_exported_moe_model_answers_like_learner(tmp_path):
     """Trained in full: transformers saves its experts turned around, and vLLM would read them so without a word."""
     torch.manual_seed(3)
     prepare(str(mixture_of(stock(tmp_path / "stock"), tmp_path / "mixture")), tmp_path / "prepared")

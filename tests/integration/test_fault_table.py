@@ -114,7 +114,7 @@ def restarted(start_server, served):
     return start_server("stub", ports=ports_of(served))
 
 
-def test_sampled_answers_are_the_same_however_the_requests_are_divided(servers, start_server, learner, base):
+def test_sampled_answers_do_not_depend_on_division_of_requests(servers, start_server, learner, base):
     rollouts = learner(servers("stub"), start_server("stub"), temperature=1.0)
     divisions = [generate(rollouts, base, 1, expected).rollouts for expected in ((), [9, 1, 1, 1])]
     evenly, by_length = [[(one.token_ids, one.seed) for one in found] for found in divisions]
@@ -123,7 +123,7 @@ def test_sampled_answers_are_the_same_however_the_requests_are_divided(servers, 
     assert len({tuple(one.server for one in found) for found in divisions}) == len(divisions)
 
 
-def test_a_run_goes_on_without_a_server_that_is_killed_while_it_generates(servers, start_server, learner, base, token):
+def test_run_continues_without_server_killed_during_generation(servers, start_server, learner, base, token):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck)
     before = generate(rollouts, base, 1).rollouts
@@ -139,7 +139,7 @@ def test_a_run_goes_on_without_a_server_that_is_killed_while_it_generates(server
     assert {version_of(one, token) for one in (healthy, struck)} == {str(step)}, "it has everything again"
 
 
-def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(servers, start_server, learner, base):
+def test_server_that_hangs_during_generation_is_detected_without_request_limit(servers, start_server, learner, base):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck, timeout_s=patience(STANDSTILL_S))
     generate(rollouts, base, 1)
@@ -149,7 +149,7 @@ def test_a_server_that_hangs_while_it_generates_is_noticed_without_a_limit(serve
     assert generate(rollouts, base, 3).origin["servers"] == [healthy.base_url], "nobody waits for it"
 
 
-def test_a_server_killed_while_idle_costs_a_wait_and_nothing_else(servers, start_server, learner, base, token):
+def test_server_killed_while_idle_is_used_again_after_restart(servers, start_server, learner, base, token):
     healthy, struck = servers("stub"), start_server("stub")
     rollouts = learner(healthy, struck)
     generate(rollouts, base, 1)
@@ -160,7 +160,7 @@ def test_a_server_killed_while_idle_costs_a_wait_and_nothing_else(servers, start
     assert version_of(struck, token) == "2"
 
 
-def test_the_last_server_is_named_when_it_does_not_come_back_in_time(start_server, learner, base):
+def test_lost_last_server_is_named_after_patience_ends(start_server, learner, base):
     struck = start_server("stub")
     rollouts = learner(struck, patience_s=10.0)
     generate(rollouts, base, 1)
@@ -201,7 +201,7 @@ def learner_config(folder: Path, servers, model_path, *, timeout_s: float = LONG
     return path
 
 
-def test_without_its_server_a_learner_saves_and_exits_with_75(tmp_path, start_server, token_file, model_path):
+def test_learner_without_server_saves_and_exits_with_75(tmp_path, start_server, token_file, model_path):
     served, timeout_s = start_server("stub"), round(patience(LEARNER_TIMEOUT_S))
     config, log = learner_config(tmp_path, [served], model_path, timeout_s=timeout_s), tmp_path / "learner.log"
     with learning(config, log, STAGE2_TOKEN_FILE=token_file) as process:

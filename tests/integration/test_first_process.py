@@ -93,7 +93,9 @@ COMMANDS = {
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("after_s", [0.0, 0.5, 3.0, 8.0])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_first_process_that_has_nothing_to_save_ends_at_once(name, after_s, isolated, config, token_file, tmp_path):
+def test_first_process_with_nothing_to_save_ends_on_sigterm_at_once(
+    name, after_s, isolated, config, token_file, tmp_path
+):
     log = tmp_path / "log"
     nobody = tmp_path / "kubeconfig"
     nobody.write_text(json.dumps(KUBECONFIG))
@@ -109,7 +111,7 @@ def test_a_first_process_that_has_nothing_to_save_ends_at_once(name, after_s, is
 
 
 @pytest.mark.vllm
-def test_a_server_that_loads_its_model_ends_at_once(isolated, config, token_file, tmp_path):
+def test_server_loading_its_model_ends_on_sigterm_at_once(isolated, config, token_file, tmp_path):
     """vLLM's own handler ends its engine first, which takes up to five seconds."""
     log = tmp_path / "log"
     with first_process([*isolated, *COMMANDS["serve, vLLM"](config)], log, STAGE2_TOKEN_FILE=str(token_file)) as outer:

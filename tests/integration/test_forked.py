@@ -27,7 +27,7 @@ PROGRAMS = {
 
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_a_copy_does_what_its_command_line_does(program):
+def test_forked_process_behaves_like_command_line(program):
     command = [sys.executable, "-c", program, "one", "two"]
     environment = {"SAID": "yes", "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     copy = forked.run(command, imports=["torch"], env=environment)
@@ -39,7 +39,7 @@ def test_a_copy_does_what_its_command_line_does(program):
 
 
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_to_its_group_ends_it(blow):
+def test_signal_to_process_group_ends_forked_process(blow):
     process = forked.start([sys.executable, "-c", "import time; time.sleep(300)"], imports=[])
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -49,7 +49,7 @@ def test_a_signal_to_its_group_ends_it(blow):
     assert process.wait() == process.returncode == -blow
 
 
-def test_a_shell_has_copies_too(tmp_path):
+def test_shell_scripts_run_forked_commands(tmp_path):
     environment = {**os.environ, "PATH": f"{forked.command_folder(tmp_path, imports=[])}:{os.environ['PATH']}"}
     script = f"cd {tmp_path} && echo '{{}}' > job.yaml && stage2 validate job.yaml < /dev/null; echo $? && which stage2"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=environment)
@@ -57,7 +57,7 @@ def test_a_shell_has_copies_too(tmp_path):
     assert "job.yaml" in done.stderr
 
 
-def test_a_copy_keeps_nothing_of_another():
+def test_forked_processes_share_no_state():
     command = [sys.executable, "-c", "import os, json; print(os.environ.pop('ONCE', None)); json.seen = True"]
     for word in ("a", "b"):
         assert forked.run(command, imports=[], env={**os.environ, "ONCE": word}).stdout == f"{word}\n"

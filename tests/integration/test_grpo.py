@@ -102,13 +102,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return finished(tmp_path_factory.mktemp("grpo"), max_steps=STEPS)
 
 
-def test_rewards_alone_teach_the_model(records: list[dict]) -> None:
+def test_rewards_increase_during_grpo_run(records: list[dict]) -> None:
     rewards = [record["reward"] for record in records if record["event"] == "step"]
     quarter = STEPS // 4
     assert fmean(rewards[-quarter:]) > fmean(rewards[:quarter]) + RISE
 
 
-def test_rewards_are_logged_one_by_one_and_weights_are_pushed_each_step(records: list[dict]) -> None:
+def test_each_reward_is_logged_and_weights_are_pushed_each_step(records: list[dict]) -> None:
     steps = [record for record in records if record["event"] == "step"]
     assert all("rewards/summary.content_f1/mean" in step and "rewards/summary.content_f1/std" in step for step in steps)
     assert [step["sync/version"] for step in steps] == list(range(STEPS))
@@ -118,7 +118,7 @@ def test_rewards_are_logged_one_by_one_and_weights_are_pushed_each_step(records:
     assert all(sum(step[f"sync/{phase}_s"] for phase in PHASES) > 0 for step in steps)
 
 
-def test_lists_of_objects_are_rewarded_and_their_held_out_answers_can_be_evaluated(tmp_path: Path) -> None:
+def test_object_rewards_match_evaluation_of_held_out_answers(tmp_path: Path) -> None:
     records = finished(tmp_path, "job-grpo-objects-tiny", max_steps=2, eval_steps=2)
     steps = [record for record in records if record["event"] == "step"]
     names = ("objects.f1_class", "objects.iou", "objects.format")
@@ -134,14 +134,14 @@ def test_lists_of_objects_are_rewarded_and_their_held_out_answers_can_be_evaluat
     assert evaluation["eval_rewards/objects.f1_class/mean"] == pytest.approx(f1, abs=1e-3)
 
 
-def test_the_run_says_what_it_was_made_of(records: list[dict]) -> None:
+def test_run_logs_reproducibility_record(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
     how = {"merge": "learner", "merge_reason": NO_ADAPTER, "transport": "tcp"}
     assert record["sync"] == {"requested": "full", "effective": "full", **how}
     assert record["dataset"]["records"] == 64
 
 
-def test_when_one_process_of_the_learner_is_killed_all_end_and_all_start_again(tmp_path: Path) -> None:
+def test_killed_learner_process_ends_and_restarts_all_processes(tmp_path: Path) -> None:
     victims = ["rank 0", "rank 1", LAUNCHER]
     with running_job(tmp_path, backoff=len(victims) - 1, max_steps=1000) as process:
         for victim in victims:
@@ -152,7 +152,7 @@ def test_when_one_process_of_the_learner_is_killed_all_end_and_all_start_again(t
 
 
 @pytest.mark.parametrize("sharded", [None, 2], ids=["plain", "ZeRO-2"])
-def test_stopped_while_the_server_hangs_all_processes_save_their_last_step(tmp_path: Path, sharded: int | None) -> None:
+def test_sigterm_while_server_hangs_saves_last_step_in_all_processes(tmp_path: Path, sharded: int | None) -> None:
     with running_job(tmp_path, sharded=sharded, max_steps=1000):
         learner = learner_that_trains(tmp_path)
         (stub,) = processes(tmp_path, STUB_MODULE)
@@ -167,7 +167,7 @@ def test_stopped_while_the_server_hangs_all_processes_save_their_last_step(tmp_p
         assert max(map(int, saved)) == steps(log)
 
 
-def test_when_the_server_cannot_come_back_all_learner_processes_end_with_the_retryable_code(tmp_path: Path) -> None:
+def test_lost_server_ends_all_learner_processes_with_retryable_code(tmp_path: Path) -> None:
     with running_job(tmp_path, server_timeout_s=patience(20), max_steps=1000) as process:
         learner_that_trains(tmp_path)
         (tmp_path / "etc" / "token" / "token").write_text("another")  # a server that starts again refuses the learner
@@ -212,7 +212,7 @@ def processes(folder: Path, word: str) -> dict[int, dict[str, str]]:
     return found
 
 
-def test_rollouts_are_written_by_each_process(records: list[dict], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_each_process_writes_its_rollouts(records: list[dict], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = next(Path(tmp_path_factory.getbasetemp()).glob("grpo0"))
     files = sorted(folder.rglob("*rollouts.jsonl"))
     assert [file.name for file in files] == ["rank-1-rollouts.jsonl", "rollouts.jsonl"]

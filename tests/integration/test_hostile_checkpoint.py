@@ -30,7 +30,7 @@ def start(config, path):
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_checkpoint_of_zero_is_gone_on_from_and_one_with_a_command_in_it_is_refused(tmp_path, stage):
+def test_zero_checkpoint_is_resumed_and_one_with_code_is_refused(tmp_path, stage):
     shapes = make_shapes(tmp_path / "shapes", train=4, held_out=1)
     path = tmp_path / "config.yaml"
     config = supervised_config(shapes, tmp_path / "run", steps=STEPS, zero=stage)

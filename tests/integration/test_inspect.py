@@ -39,7 +39,7 @@ def write_config(folder, base_url, model):
 
 
 @pytest.mark.parametrize("engine", ["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_a_sample_is_answered_by_the_configured_server(engine, servers, tmp_path, model_path, token_file):
+def test_inspect_gets_answer_from_configured_server(engine, servers, tmp_path, model_path, token_file):
     write_config(tmp_path, servers(engine).base_url, model_path)
     done = inspect(tmp_path, "--sample", "0", "--json", "--picture", str(tmp_path / "drawn.png"), token_file=token_file)
     assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_a_sample_is_answered_by_the_configured_server(engine, servers, tmp_path
         assert drawn.format == "PNG"
 
 
-def test_a_server_that_is_not_there_is_worth_another_try(tmp_path, model_path, token_file):
+def test_inspect_without_server_exits_with_retryable_code(tmp_path, model_path, token_file):
     url = f"http://127.0.0.1:{free_port()}"
     write_config(tmp_path, url, model_path)
     done = inspect(tmp_path, token_file=token_file)

@@ -85,7 +85,7 @@ def assert_the_answers_of_all_are_as_long(folder, addresses):
     assert sum(busiest) - min(map(sum, lengths.values())) <= min(busiest), "the shortest come last, and level them"
 
 
-def test_scope_step_asks_all_servers_at_once_and_fills_its_rows(trained, addresses):
+def test_scope_step_requests_from_all_servers_at_once_and_fills_rows(trained, addresses):
     step, folder = trained()
     assert all(count == most for count, most in requests_of(folder))
     assert_the_answers_of_all_are_as_long(folder, addresses)
@@ -95,7 +95,7 @@ def test_scope_step_asks_all_servers_at_once_and_fills_its_rows(trained, address
     assert step["rollout/gt_objects"] > RECORDS
 
 
-def test_scope_micro_asks_in_the_same_way(trained, addresses):
+def test_scope_micro_divides_requests_like_scope_step(trained, addresses):
     step, folder = trained(post_rollout_pack_scope="micro", max_num_seqs=4)
     assert {most for _, most in requests_of(folder)} == {4}
     assert_the_answers_of_all_are_as_long(folder, addresses)

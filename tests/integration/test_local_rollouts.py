@@ -93,7 +93,7 @@ def alone(shapes, tmp_path_factory):
     return output, steps
 
 
-def test_the_best_checkpoint_is_the_one_with_the_best_f1(alone):
+def test_best_checkpoint_has_best_f1(alone):
     output, _ = alone
     state = json.loads((output / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
     found = {one["step"]: one["eval_rollout_f1"] for one in state["log_history"] if "eval_rollout_f1" in one}
@@ -121,11 +121,11 @@ def assert_scored_as_by_the_learner(alone, config, *, imports=(), **environment)
     assert found["differences"][0]["of"] == str(output / "checkpoint-2")
 
 
-def test_a_checkpoint_is_scored_as_the_learner_scored_it(alone):
+def test_evaluate_command_scores_checkpoint_like_learner(alone):
     assert_scored_as_by_the_learner(alone, alone[0] / "config.yaml")
 
 
-def test_best_bias_of_a_checkpoint_is_found_on_records_of_its_own(alone, shapes, tmp_path):
+def test_best_closing_bias_of_checkpoint_is_found_on_separate_records(alone, shapes, tmp_path):
     """Without a bias the figures are those of a plain evaluation; a huge one lists more, and never closes."""
     output, _ = alone
     records = tmp_path / "complete.jsonl"
@@ -150,7 +150,7 @@ def test_best_bias_of_a_checkpoint_is_found_on_records_of_its_own(alone, shapes,
     assert (tmp_path / "curve.png").is_file()
 
 
-def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):
+def test_two_processes_train_like_one(alone, shapes, tmp_path):
     output, steps = alone
     together, _ = learn(configuration(shapes, tmp_path, training={"max_steps": FEW}), processes=2, run=executed)
     assert losses(together) == pytest.approx(losses(steps)[:FEW], rel=ROUNDING)
@@ -158,7 +158,7 @@ def test_two_processes_learn_what_one_does(alone, shapes, tmp_path):
     assert_same_weights(adapter(output, FEW), adapter(tmp_path, FEW), ROUNDING)
 
 
-def test_two_processes_share_an_epoch_that_cannot_be_halved_without_doubling_a_sample(shapes, tmp_path):
+def test_two_processes_share_odd_epoch_without_duplicate_samples(shapes, tmp_path):
     epoch = {"max_steps": -1, "num_train_epochs": 1, "per_device_train_batch_size": 2, "effective_batch_size": 4}
     config = configuration(shapes, tmp_path, training={**epoch, "learning_rate": 0.0, "save_strategy": "no"})
     config["custom"]["train_sample_limit"] = 5  # batches of 2, 1, 1, 1
@@ -206,7 +206,7 @@ def whole(shapes, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("stage", "offloaded"), [(2, ["optimizer"]), (3, [])])
-def test_rows_of_a_whole_step_do_not_depend_on_processes_and_deepspeed(whole, shapes, tmp_path, stage, offloaded):
+def test_whole_step_losses_do_not_depend_on_processes_or_deepspeed(whole, shapes, tmp_path, stage, offloaded):
     one, sharded = whole, zero(stage)
     sharded["zero_optimization"] |= {f"offload_{part}": {"device": "cpu"} for part in offloaded}
     two, _ = learn(configuration(shapes, tmp_path, deepspeed=sharded, **WHOLE), processes=2, imports=DEEPSPEED)
@@ -240,7 +240,7 @@ COLOCATE = {
     [(1, 1, None), (2, 2, None), (2, 1, 3)],
     ids=["one process", "an engine of two processes", "two processes and engines, ZeRO-3"],
 )
-def test_a_colocated_engine_holds_the_weights_of_every_step(
+def test_colocated_engine_answers_with_weights_of_every_step(
     alone, shapes, tmp_path, left_by_a_killed_engine, processes, tensor_parallel, stage
 ):
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": tensor_parallel}}
@@ -266,7 +266,7 @@ def forgetful(command, *, env, imports):
 
 
 @pytest.mark.vllm
-def test_colocated_engine_that_sleep_robs_of_its_weights_answers_with_those_of_each_step(
+def test_colocated_engine_with_sleep_level_2_answers_with_weights_of_each_step(
     alone, shapes, tmp_path, no_other_engine
 ):
     """An evaluation of each step comes first, and the engine sleeps after it: the step's rollouts need a sync too."""
@@ -285,7 +285,7 @@ def test_colocated_engine_that_sleep_robs_of_its_weights_answers_with_those_of_e
 
 @pytest.mark.vllm
 @pytest.mark.parametrize("mode", ["server", "colocate"])
-def test_vllm_scores_a_checkpoint_as_the_learner_scored_it(alone, shapes, tmp_path, servers, token_file, mode):
+def test_evaluate_command_with_vllm_scores_checkpoint_like_learner(alone, shapes, tmp_path, servers, token_file, mode):
     vllm = COLOCATE
     if mode == "server":
         served = servers("vllm")
@@ -299,7 +299,7 @@ def test_vllm_scores_a_checkpoint_as_the_learner_scored_it(alone, shapes, tmp_pa
 
 
 @pytest.mark.vllm
-def test_an_engine_that_does_not_start_names_the_switch_to_hf(shapes, tmp_path):
+def test_engine_that_fails_to_start_suggests_hf_backend(shapes, tmp_path):
     vllm = {**COLOCATE, "mm_encoder_tp_mode": "weights", "max_num_batched_tokens": 1}
     config = configuration(shapes, tmp_path, matching={"rollout_backend": "vllm", "vllm": vllm})
     with pytest.raises(AssertionError, match="rollout_backend: hf"):

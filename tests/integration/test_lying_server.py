@@ -106,7 +106,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def test_a_contradicting_probe_keeps_the_newest_proved_checkpoint(lying, learn, grpo, tmp_path):
+def test_failed_proof_keeps_newest_proved_checkpoint(lying, learn, grpo, tmp_path):
     """Between two proofs more checkpoints are saved than are kept, all from rollouts of weights that are too old."""
     config = grpo(lying("keeps", FIRST_LIE, GRPO_MODEL))
     code, output = learn(config, imports=forked.GRPO, max_steps=GOOD)
@@ -124,7 +124,7 @@ def test_a_contradicting_probe_keeps_the_newest_proved_checkpoint(lying, learn, 
     assert list_checkpoints(tmp_path / "out") == [good]
 
 
-def test_a_start_whose_first_proof_contradicts_sets_aside_what_was_unproved(lying, learn, stage2, model_path, tmp_path):
+def test_failed_first_proof_of_restart_sets_aside_unproved_checkpoint(lying, learn, stage2, model_path, tmp_path):
     """The start that was lied to was stopped before its next proof was due."""
     config = stage2(lying("keeps", FIRST_LIE, model_path))
     for last in (GOOD, GOOD + EVERY - 1):
@@ -144,7 +144,7 @@ def test_a_start_whose_first_proof_contradicts_sets_aside_what_was_unproved(lyin
     assert list_checkpoints(tmp_path / "out") == [good]
 
 
-def test_contradicting_digests_end_the_run_before_it_trains_and_save_it(lying, learn, stage2, model_path, tmp_path):
+def test_digest_mismatch_stops_run_before_training_and_saves_last_step(lying, learn, stage2, model_path, tmp_path):
     config = stage2(lying("changes", GOOD, model_path))
     config["custom"]["extra"]["rollout_matching"]["vllm"]["sync"] = {"verify_every": 0}
     code, output = learn(config, imports=forked.LEARNER, max_steps=GOOD + EVERY, save_steps=GOOD + EVERY)

@@ -28,7 +28,7 @@ def greedy_answer(client, probe):
     return choice["token_ids"]
 
 
-def test_other_weights_answer_otherwise(sync_by, client, base, probe):
+def test_different_weights_give_different_answers(sync_by, client, base, probe):
     """By this it is known that equal answers are no accident of a model that always says the same."""
     sync, policy = sync_by(merge="server"), policies.adapter_of(base, "lora")
     policies.train_on(policy, 0.02)
@@ -41,7 +41,7 @@ def test_other_weights_answer_otherwise(sync_by, client, base, probe):
 
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("kind", policies.ADAPTERS)
-def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, probe, dtype):
+def test_server_merge_equals_weights_merged_by_learner(kind, sync_by, client, base, probe, dtype):
     """The first update makes a server whole that was started with random weights, later ones what trains."""
     policy = policies.adapter_of(base, kind)
     merging = sync_by(merge="server")
@@ -67,7 +67,7 @@ def test_it_is_what_the_learner_would_have_sent(kind, sync_by, client, base, pro
         assert report.bytes <= report.wire_bytes < report.bytes + TOKEN_BYTES
 
 
-def test_stochastic_rounding_is_the_same_on_both_sides(sync_by, client, base, probe, dtype):
+def test_stochastic_rounding_is_equal_on_server_and_learner(sync_by, client, base, probe, dtype):
     policy = policies.adapter_of(base, "dora")
     policies.train_on(policy, 0.001)
     said_after = {}
@@ -81,7 +81,7 @@ def test_stochastic_rounding_is_the_same_on_both_sides(sync_by, client, base, pr
     assert equal is (dtype == "float32")
 
 
-def test_a_restarted_learner_finds_everything_again(sync_by, client, base, probe, dtype):
+def test_restarted_learner_sends_all_weights_and_server_merges_them(sync_by, client, base, probe, dtype):
     """What an earlier learner has left is neither read nor added to."""
     earlier = sync_by(merge="learner")
     earlier.push(policies.trained(base, "full"), version=1)

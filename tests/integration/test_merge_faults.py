@@ -57,7 +57,7 @@ def unmerged_layer(tensors):
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize("fault", [wrong_scaling, lost_layer, unmerged_layer])
-def test_a_wrong_layer_is_named_and_the_learner_merges_then(
+def test_wrong_merged_layer_is_named_and_learner_merges_from_then_on(
     fault, sync_by, policy, client, probe, monkeypatch, caplog, dtype
 ):
     sync = sync_by()
@@ -87,19 +87,19 @@ def test_permuted_layers_are_named(sync_by, policy, monkeypatch):
         sync.push(policy, version=1)
 
 
-def test_a_server_that_must_merge_ends_the_run_when_it_cannot(sync_by, policy, monkeypatch):
+def test_failed_merge_stops_run_when_server_merge_is_required(sync_by, policy, monkeypatch):
     tampered(monkeypatch, lost_layer)
     with pytest.raises(ProofError, match=r"sync.merge is server, .*layers.1.mlp.down_proj.*set it to auto"):
         sync_by(merge="server").push(policy, version=1)
 
 
-def test_an_adapter_that_does_not_arrive_is_an_error(sync_by, policy, monkeypatch):
+def test_missing_adapter_tensors_are_server_error(sync_by, policy, monkeypatch):
     monkeypatch.setattr(delivery, "_parts", lambda entry: [])
     with pytest.raises(ServerError, match=r"proj\.weight#up"):
         sync_by().push(policy, version=1)
 
 
-def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtype):
+def test_different_base_model_of_server_is_named_before_run_starts(sync_by, base, caplog, dtype):
     """Of all weights of the learner's memory one bit differs from the server's folder."""
     policy = policies.adapter_of(base, "lora")
     layer = policy.get_base_model().model.language_model.layers[1].mlp.down_proj.base_layer
@@ -117,7 +117,7 @@ def test_another_base_is_named_before_the_run_starts(sync_by, base, caplog, dtyp
     assert (report.merge, report.merge_reason) == ("learner", sync.location.reason)
 
 
-def test_a_policy_without_adapters_is_merged_nowhere(sync_by, base):
+def test_policy_without_adapters_needs_no_server_merge(sync_by, base):
     sync = sync_by()
     sync.choose_location(base)
     assert (sync.location.effective, sync.location.reason) == ("learner", NO_ADAPTER)
@@ -125,7 +125,7 @@ def test_a_policy_without_adapters_is_merged_nowhere(sync_by, base):
         sync_by(merge="server").choose_location(base)
 
 
-def test_a_folder_replaced_before_a_restart_is_noticed(start_server, make_sync, base, model_path, tmp_path, dtype):
+def test_model_folder_replaced_before_restart_is_detected(start_server, make_sync, base, model_path, tmp_path, dtype):
     policy = policies.adapter_of(base, "dora")
     folder = tmp_path / "model"
     shutil.copytree(model_path, folder)

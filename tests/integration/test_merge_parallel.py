@@ -58,7 +58,7 @@ def served(halved, server_settings, dtype):
         stop(served.process)
 
 
-def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, make_sync, probe, token, dtype):
+def test_tensor_parallel_workers_merge_like_learner(served, halved, make_sync, probe, token, dtype):
     policy = policies.adapter_of(policies.load(halved, getattr(torch, dtype)), "dora with vision")
     sync = make_sync(served, how=VllmSync(merge="server"))
     reports = [sync.push(policy, version=1)]
@@ -73,7 +73,7 @@ def test_every_worker_merges_what_the_learner_would_have_sent(served, halved, ma
     policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
-def test_a_call_that_workers_refuse_leaves_none_of_them_an_answer_behind(served, token):
+def test_refused_call_leaves_workers_usable(served, token):
     client = ServerClient(served.base_url, token, timeout_s=60)
     with pytest.raises(ServerError, match="without a matching start_weight_update"):
         client.post("/finish_weight_update", "test", body={"weight_version": "3"})

@@ -20,7 +20,7 @@ NEW_TOKENS = 64
 
 
 @pytest.mark.vllm
-def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_server, token):
+def test_answers_of_prepared_model_keep_coordinate_tokens_as_text(tmp_path, start_server, token):
     prepare(str(stock(tmp_path / "stock")), tmp_path / "prepared")
     vocab = CoordVocab.from_tokenizer(AutoProcessor.from_pretrained(tmp_path / "prepared").tokenizer)
     served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")
@@ -34,7 +34,7 @@ def test_answers_of_a_prepared_model_keep_coordinates_as_text(tmp_path, start_se
 
 
 @pytest.mark.vllm
-def test_a_prepared_mixture_of_experts_answers_as_it_does_here(tmp_path, start_server, token):
+def test_prepared_moe_model_answers_in_vllm_like_in_transformers(tmp_path, start_server, token):
     torch.manual_seed(3)
     prepare(str(mixture_of(stock(tmp_path / "stock"), tmp_path / "mixture")), tmp_path / "prepared")
     served = start_server("vllm", model=tmp_path / "prepared", load_format="auto")

@@ -12,7 +12,7 @@ PUSHES = 200
 EVERY_10_S = "Avg prompt throughput"  # of vLLM, which counts answers to earlier tests too
 
 
-def test_a_push_of_an_adapter_is_one_line_of_the_servers_log(servers, make_sync, base, token, probe):
+def test_adapter_push_is_single_line_in_server_log(servers, make_sync, base, token, probe):
     served = servers("vllm")
     policy, sync = policies.adapter_of(base, "dora"), make_sync(served)
     sync.push(policy, version=1)
@@ -26,7 +26,7 @@ def test_a_push_of_an_adapter_is_one_line_of_the_servers_log(servers, make_sync,
     verify(served, token, policy, probe)
 
 
-def test_weights_that_vllm_does_not_load_end_the_push(start_server, make_sync, base, token, probe):
+def test_push_fails_when_vllm_does_not_load_some_weights(start_server, make_sync, base, token, probe):
     """A part of a fused layer would leave garbage in the rest, and a layer left out of the first push is random."""
     served = start_server("vllm", prepared=True)
     lost = served.log.with_suffix(".lost")

@@ -47,25 +47,25 @@ def changed_model(model_path, folder, **files):
     return copied
 
 
-def test_the_same_model_directory_passes(client, model_path, chat):
+def test_same_model_folder_passes_identity_check(client, model_path, chat):
     check(client, model_path, chat)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_of_any_kind_is_seen_by_the_server_as_by_the_learner(client, model_path, tmp_path, name):
+def test_server_sees_same_pixels_as_learner_for_any_image_file(client, model_path, tmp_path, name):
     """The check compares the processed pixels' hash and grid, as this server made them of what it was sent."""
     image, options = FILES[name]
     image.save(tmp_path / name, **options)
     check(client, model_path, image_chat(tmp_path / name))
 
 
-def test_it_still_passes_after_other_prompts_were_read(client, model_path, chat):
+def test_identity_check_passes_after_other_prompts(client, model_path, chat):
     processor = AutoProcessor.from_pretrained(model_path)
     processor.tokenizer(["a", "a much longer text"], padding=True, truncation=True, max_length=3)
     check_identity([client], processor, chat, Encoder(processor).prompt(chat).input_ids.tolist())
 
 
-def test_a_server_that_a_dead_learner_left_standing_still_goes_on(client, model_path, chat):
+def test_identity_check_resumes_server_left_paused_by_dead_learner(client, model_path, chat):
     """A learner that is killed in a push has stopped generation and opened an update."""
     client.post("/pause?mode=abort&clear_cache=false", "test")
     client.post("/start_weight_update", "test")
@@ -76,7 +76,7 @@ def test_a_server_that_a_dead_learner_left_standing_still_goes_on(client, model_
     client.post("/finish_weight_update", "test", body={"weight_version": "default"})
 
 
-def test_other_pixel_limits_are_named_with_both_values(client, model_path, chat):
+def test_different_pixel_limits_are_reported_with_both_values(client, model_path, chat):
     with pytest.raises(ConfigError) as caught:
         check(client, model_path, chat, min_pixels=9216, max_pixels=9216)
     paths = [problem.path for problem in caught.value.problems]
@@ -85,7 +85,7 @@ def test_other_pixel_limits_are_named_with_both_values(client, model_path, chat)
     assert "9216" in caught.value.problems[0].rule
 
 
-def test_another_vocabulary_is_found_even_where_the_sample_prompt_does_not_use_it(client, model_path, chat, tmp_path):
+def test_different_vocabulary_is_found_even_if_prompt_does_not_use_it(client, model_path, chat, tmp_path):
     def rename(tokenizer):
         tokenizer["added_tokens"][-1]["content"] = "<|another|>"
 
@@ -95,7 +95,7 @@ def test_another_vocabulary_is_found_even_where_the_sample_prompt_does_not_use_i
     assert [problem.path for problem in caught.value.problems] == [f"server {client.base_url} tokenizer_sha256"]
 
 
-def test_other_colours_are_found_though_the_ids_are_the_same(client, model_path, chat, tmp_path):
+def test_different_image_normalization_is_found_despite_equal_token_ids(client, model_path, chat, tmp_path):
     def darken(processor):
         processor["image_processor"]["image_mean"] = [0.4, 0.5, 0.5]
 
@@ -105,7 +105,7 @@ def test_other_colours_are_found_though_the_ids_are_the_same(client, model_path,
     assert [problem.path for problem in caught.value.problems] == [f"server {client.base_url} image_pixels_sha256"]
 
 
-def test_a_server_without_an_identity_is_refused_with_a_way_out(token, model_path, chat):
+def test_server_without_identity_route_is_refused_with_advice(token, model_path, chat):
     with HTTPServer(("127.0.0.1", 0), type("Silent", (BaseHTTPRequestHandler,), {"do_GET": _not_found})) as other:
         Thread(target=other.handle_request, daemon=True).start()
         client = ServerClient(f"http://127.0.0.1:{other.server_port}", token, timeout_s=10)

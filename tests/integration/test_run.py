@@ -30,7 +30,7 @@ def records(finished: Path) -> list[dict]:
     return runs.records(finished)
 
 
-def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> None:
+def test_learner_logs_reproducibility_record(records: list[dict]) -> None:
     (record,) = [record for record in records if record["event"] == "reproducibility"]
     ports = [int(url.rpartition(":")[2]) for url in record["servers"]]
     assert ports == list(range(ports[0], ports[0] + runs.SERVERS))
@@ -41,7 +41,7 @@ def test_the_learner_leaves_the_reproducibility_record(records: list[dict]) -> N
     assert len(record["config_sha256"]) == 64
 
 
-def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) -> None:
+def test_every_step_pushes_weights_before_rollouts(records: list[dict]) -> None:
     steps = [record for record in records if record["event"] == "step"]
     assert [record["step"] for record in steps] == list(range(1, STEPS + 1))
     assert [record["sync/version"] for record in steps] == list(range(STEPS))
@@ -51,17 +51,17 @@ def test_every_step_synced_its_weights_before_its_rollouts(records: list[dict]) 
     )
 
 
-def test_the_termination_log_reports_the_end(finished: Path) -> None:
+def test_termination_log_reports_end_of_run(finished: Path) -> None:
     last = json.loads((finished / "etc" / "termination-log").read_text())
     assert (last["phase"], last["step"], last["maxSteps"]) == ("done", STEPS, STEPS)
 
 
-def test_no_server_outlives_the_run(finished: Path) -> None:
+def test_no_server_outlives_run(finished: Path) -> None:
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(finished) not in listed
 
 
-def test_the_report_is_a_table_and_a_picture(finished: Path) -> None:
+def test_report_command_prints_tables_and_draws_picture(finished: Path) -> None:
     picture = finished / "rollouts.png"
     words = "report", finished / "logs" / "learner.log", "--picture", picture
     lost = stage2(*words)
@@ -74,7 +74,7 @@ def test_the_report_is_a_table_and_a_picture(finished: Path) -> None:
         assert image.width > 3 * 250
 
 
-def test_a_job_whose_volume_has_no_place_here_is_refused(tmp_path: Path) -> None:
+def test_job_with_unmapped_volume_is_refused(tmp_path: Path) -> None:
     job = yaml.safe_load(JOB.read_text())
     job["spec"]["volumes"] = [{"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "d"}}]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

@@ -47,7 +47,7 @@ def expected(monkeypatch):
     return found
 
 
-def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, expected):
+def test_every_push_compares_digests_of_all_sent_layers(sync, policy, expected):
     sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
     sync.push(policy, version=2)
@@ -59,7 +59,7 @@ def test_every_sync_is_compared_by_all_layers_that_were_sent(sync, policy, expec
 
 
 @pytest.mark.parametrize("part", ["vision", "one-projection"])
-def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, expected):
+def test_partial_push_compares_only_sent_layers(part, sync, base, expected):
     policy = policies.partly_trained(base, part)
     sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
@@ -70,7 +70,7 @@ def test_a_push_of_a_part_is_compared_by_that_part_alone(part, sync, base, expec
 
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, client, probe, monkeypatch, dtype):
+def test_layer_that_differs_from_its_digest_fails_push(fault, sync, policy, client, probe, monkeypatch, dtype):
     sync.push(policy, version=1)
     before = copy.deepcopy(policy)
     policies.train_on(policy, 0.02)
@@ -85,7 +85,7 @@ def test_a_layer_that_is_not_what_was_noted_ends_the_run(fault, sync, policy, cl
     policies.verify(policy, probe, [client], tolerance=policies.TOLERANCES[dtype])
 
 
-def test_a_learner_that_took_over_from_merges_at_the_server_is_compared_too(served, make_sync, base, monkeypatch):
+def test_digests_are_compared_after_merge_moved_to_learner(served, make_sync, base, monkeypatch):
     """`auto` moves to the learner; a fault there is not tried a third time."""
     policy = policies.adapter_of(base, "dora")
     sync = make_sync(served)

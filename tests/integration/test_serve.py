@@ -37,7 +37,7 @@ def serve(folder, port, *options, token_file):
 
 
 @pytest.mark.parametrize("engine", ["vllm", "stub"])
-def test_a_taken_port_ends_with_64_before_anything_heavy_is_imported(tmp_path, busy_port, token_file, engine):
+def test_port_in_use_exits_with_64_before_heavy_imports(tmp_path, busy_port, token_file, engine):
     ended = serve(tmp_path, busy_port, "--engine", engine, token_file=token_file)
     assert ended.returncode == 64
     message = " ".join(ended.stderr.split())
@@ -48,26 +48,26 @@ def test_a_taken_port_ends_with_64_before_anything_heavy_is_imported(tmp_path, b
     assert "stage2_trainer.serve.launch" in imported
 
 
-def test_a_missing_token_ends_with_64(tmp_path, busy_port):
+def test_missing_token_exits_with_64(tmp_path, busy_port):
     ended = serve(tmp_path, busy_port, token_file=tmp_path / "missing")
     assert ended.returncode == 64
     assert "STAGE2_TOKEN_FILE" in ended.stderr
     assert "openssl rand" in ended.stderr
 
 
-def test_a_server_that_is_not_configured_ends_with_64(tmp_path, busy_port, token_file):
+def test_unconfigured_server_index_exits_with_64(tmp_path, busy_port, token_file):
     ended = serve(tmp_path, busy_port, "--server", "5", token_file=token_file)
     assert ended.returncode == 64
     assert "must be the index of a server" in " ".join(ended.stderr.split())
 
 
-def test_an_engine_that_does_not_exist_is_a_mistake_of_usage(tmp_path, token_file):
+def test_unknown_engine_exits_with_usage_error(tmp_path, token_file):
     ended = serve(tmp_path, free_port(), "--engine", "sglang", token_file=token_file)
     assert ended.returncode == 2
     assert "sglang" in ended.stderr
 
 
-def test_a_loopback_server_listens_on_loopback_alone(servers):
+def test_loopback_server_listens_only_on_loopback(servers):
     served = servers("stub")
     port = int(served.base_url.rpartition(":")[2])
     entry = f"0100007F:{port:04X}"

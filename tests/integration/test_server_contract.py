@@ -112,7 +112,7 @@ HANDSHAKE = {
 }  # fmt: skip
 
 
-def test_every_route_but_health_demands_the_token(engine, served, token, model_path):
+def test_every_route_but_health_needs_token(engine, served, token, model_path):
     routes = app_routes.read_routes(engine, model_path)
     assert len(routes) >= LEAST_ROUTES[engine]
     with httpx.Client(base_url=served.base_url, trust_env=False, timeout=30) as http:
@@ -136,7 +136,7 @@ def test_every_route_but_health_demands_the_token(engine, served, token, model_p
         assert http.get("/health").status_code == 200
 
 
-def test_strangers_are_bounded(served):
+def test_unauthenticated_connections_are_limited(served):
     address = urlsplit(served.base_url)
     with ExitStack() as stack:
 
@@ -157,22 +157,22 @@ def test_strangers_are_bounded(served):
         assert httpx.get(f"{served.base_url}/health", trust_env=False, timeout=30).status_code == 200
 
 
-def test_a_learner_with_another_token_is_refused(served):
+def test_learner_with_wrong_token_is_refused(served):
     with pytest.raises(ServerError, match="401"):
         wait_until_healthy([served.base_url], "another", timeout_s=20)
 
 
-def test_a_healthy_server_is_waited_for_no_longer(served, token):
+def test_wait_ends_when_server_is_healthy(served, token):
     wait_until_healthy([served.base_url], token, timeout_s=20)
 
 
-def test_a_server_reads_a_prompt_as_the_same_ids_as_the_learner(backend, encoder, chats):
+def test_server_tokenizes_prompt_like_learner(backend, encoder, chats):
     rollouts = backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))
     for rollout, chat in zip(rollouts, chats, strict=True):
         assert rollout.prompt_token_ids == encoder.prompt(chat).input_ids.tolist()
 
 
-def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, base, backend, chats):
+def test_answers_keep_request_order(served, token, sync, base, backend, chats):
     sync.push(base, version=0)
     alone = [backend.generate([request], seed_plan=SeedPlan(1, 0, 0))[0] for request in requests(chats)]
     names = [served.base_url.replace("127.0.0.1", host) for host in ("127.0.0.1", "127.1", "localhost")]
@@ -183,12 +183,12 @@ def test_answers_come_back_in_the_order_of_the_requests(served, token, sync, bas
     assert all(0 <= one.accepted <= one.drafted and one.accepted < len(one.token_ids) for one in together)
 
 
-def test_no_requests_make_no_call(token):
+def test_empty_request_list_calls_no_server(token):
     with make_backend(["http://127.0.0.1:9"], token) as nowhere:
         assert nowhere.generate([], seed_plan=SeedPlan(1, 0, 0)) == []
 
 
-def test_sampling_follows_the_seeds(served, token, chats):
+def test_sampled_answers_follow_seeds(served, token, chats):
     with make_backend([served.base_url], token, temperature=1.5) as sampling:
         draws = [
             [rollout.token_ids for rollout in sampling.generate(requests(chats), seed_plan=SeedPlan(1, step, 0))]
@@ -198,7 +198,7 @@ def test_sampling_follows_the_seeds(served, token, chats):
     assert draws[0] != draws[2]
 
 
-def test_a_loop_is_cut_where_it_closes(served, token, sync, base, backend, chats):
+def test_repetition_loop_ends_answer_at_first_repeat(served, token, sync, base, backend, chats):
     """A server ends an answer at the first token at which a sequence stands as often in a row as it may."""
     sync.push(policies.looping(base), version=0)
     whole = [rollout.token_ids for rollout in backend.generate(requests(chats), seed_plan=SeedPlan(1, 0, 0))]
@@ -213,7 +213,7 @@ def test_a_loop_is_cut_where_it_closes(served, token, sync, base, backend, chats
         assert (rollout.finish_reason == "repetition") is bool(cut)
 
 
-def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, token, chats):
+def test_request_longer_than_context_is_refused_by_number(served, token, chats):
     with make_backend([served.base_url], token, max_new_tokens=4000) as too_long:
         (found,) = too_long.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
     assert isinstance(found, Refused)
@@ -221,7 +221,7 @@ def test_an_answer_that_does_not_fit_is_refused_with_the_request_named(served, t
 
 
 @pytest.mark.parametrize("kind", policies.KINDS)
-def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, base, probe, chats):
+def test_server_answers_like_learner_after_push(kind, sync, client, backend, base, probe, chats):
     sync.push(base, version=1)
     before = server_logprobs(client, probe)
     policy = policies.trained(base, kind)
@@ -237,7 +237,7 @@ def test_after_a_sync_the_server_is_the_learner(kind, sync, client, backend, bas
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "vision", "one-projection"])
-def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
+def test_changed_only_push_makes_server_answer_like_learner(kind, sync, client, base, probe):
     policy = policies.partly_trained(base, kind)
     first = sync.push(policy, version=1)
     before = server_logprobs(client, probe)
@@ -251,7 +251,7 @@ def test_what_can_have_changed_is_enough(kind, sync, client, base, probe):
     assert later.bytes < first.bytes * 0.6
 
 
-def test_a_sync_that_finds_its_group_formed_is_three_requests(sync, base, monkeypatch):
+def test_push_over_existing_group_takes_three_requests(sync, base, monkeypatch):
     policy, asked, request = policies.partly_trained(base, "vision"), [], aiohttp.ClientSession.request
     sync.push(policy, version=1)
 
@@ -264,7 +264,7 @@ def test_a_sync_that_finds_its_group_formed_is_three_requests(sync, base, monkey
     assert asked == [CALLS_ROUTE, "/update_weights", CALLS_ROUTE]
 
 
-def test_a_restarted_learner_sends_everything(served, make_sync, sync, client, base, probe):
+def test_restarted_learner_sends_all_weights(served, make_sync, sync, client, base, probe):
     policy = policies.partly_trained(base, "lora")
     sync.push(policy, version=1)
     assert not sync.push(policy, version=2).everything
@@ -274,7 +274,7 @@ def test_a_restarted_learner_sends_everything(served, make_sync, sync, client, b
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_a_server_of_another_version_is_sent_everything(sync, client, base, probe):
+def test_server_with_unexpected_version_is_sent_all_weights(sync, client, base, probe):
     policy = policies.partly_trained(base, "lora")
     sync.push(policy, version=1)
     client.post("/update_weight_version", "test", body={"new_version": "77"})
@@ -282,7 +282,7 @@ def test_a_server_of_another_version_is_sent_everything(sync, client, base, prob
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_pushing_the_first_weights_back_restores_the_first_answers_exactly(sync, client, base, probe):
+def test_pushing_first_weights_back_restores_exact_log_probabilities(sync, client, base, probe):
     sync.push(base, version=1)
     before = server_logprobs(client, probe)
     sync.push(policies.trained(base, "full"), version=2)
@@ -290,7 +290,7 @@ def test_pushing_the_first_weights_back_restores_the_first_answers_exactly(sync,
     assert torch.equal(server_logprobs(client, probe), before)
 
 
-def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client, base, probe):
+def test_changed_vision_tower_changes_answers_about_known_image(sync, client, base, probe):
     sync.push(base, version=1)
     before = server_logprobs(client, probe)
     moved = policies.with_other_vision(base)
@@ -299,7 +299,7 @@ def test_a_moved_vision_tower_changes_what_is_said_of_a_known_image(sync, client
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
 
 
-def test_without_a_reset_known_images_are_seen_by_the_old_vision_tower(engine, sync, base, client, probe, monkeypatch):
+def test_without_cache_reset_known_image_keeps_old_vision_features(engine, sync, base, client, probe, monkeypatch):
     if engine == "stub":
         pytest.skip("the stub caches nothing")
     sync.push(base, version=1)
@@ -314,7 +314,7 @@ def test_without_a_reset_known_images_are_seen_by_the_old_vision_tower(engine, s
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, encoder, client, monkeypatch):
+def test_prefix_cache_of_older_weights_is_not_used_after_push(engine, sync, base, encoder, client, monkeypatch):
     if engine == "stub":
         pytest.skip("the stub caches nothing")
     chat = [{"role": "user", "content": PROMPT * BLOCKS_OF_TEXT}]
@@ -338,25 +338,25 @@ def test_no_answer_begins_with_attention_of_older_weights(engine, sync, base, en
     assert gap(policy) < FLOAT32_TOLERANCE
 
 
-def test_a_server_with_other_weights_fails_the_proof(sync, client, base, probe):
+def test_server_with_different_weights_fails_proof(sync, client, base, probe):
     sync.push(base, version=1)
     with pytest.raises(ProofError, match="log-probabilities"):
         policies.verify(policies.trained(base, "lora"), probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_rollouts_of_another_version_are_refused(sync, backend, base, chats):
+def test_rollouts_of_other_weight_version_are_refused(sync, backend, base, chats):
     sync.push(base, version=7)
     with pytest.raises(ServerError, match="weight version 7, not 8"):
         backend.generate(requests(chats), seed_plan=SeedPlan(1, 8, 0), version=8)
 
 
-def test_an_update_that_a_dead_learner_left_open_does_not_lock_the_next_one_out(sync, client, base, probe):
+def test_update_left_open_by_dead_learner_does_not_block_next_push(sync, client, base, probe):
     client.post("/start_weight_update", "test")
     sync.push(base, version=1)
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_nothing(sync, client, base, probe):
+def test_late_call_from_other_group_is_refused_at_once(sync, client, base, probe):
     sync.push(base, version=1)
     client.post("/start_weight_update", "start")
     late = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[4]], "group": "of-a-dead-learner"}
@@ -367,7 +367,7 @@ def test_a_call_that_comes_late_from_another_group_is_refused_and_waits_for_noth
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_a_repeated_call_is_refused_and_takes_nothing_of_the_next_push(sync, client, base, probe):
+def test_repeated_call_is_refused_without_disturbing_next_push(sync, client, base, probe):
     sync.push(base, version=1)
     client.post("/start_weight_update", "start")
     again = {"names": ["lm_head.weight"], "dtype_names": ["float32"], "shapes": [[4]], "number": 1}
@@ -378,7 +378,7 @@ def test_a_repeated_call_is_refused_and_takes_nothing_of_the_next_push(sync, cli
     policies.verify(base, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base, probe, monkeypatch):
+def test_interrupted_push_is_repaired_by_next_push(sync, client, base, probe, monkeypatch):
     sync.push(base, version=1)
     policy = policies.trained(base, "full")
     source = merged_weights(policy)
@@ -392,7 +392,7 @@ def test_a_push_that_breaks_off_is_made_good_by_the_next_one(sync, client, base,
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, base, client, probe, monkeypatch):
+def test_digests_of_full_training_detect_wrong_weights(sync, base, client, probe, monkeypatch):
     policy = copy.deepcopy(base)
     sync.push(policy, version=1)
     policies.train_on(policy, 0.02)
@@ -407,7 +407,7 @@ def test_what_full_training_sends_is_what_the_server_says_it_has_loaded(sync, ba
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
-def test_the_next_push_repairs_a_merge_that_broke_off_in_a_layer(served, make_sync, client, base, probe, monkeypatch):
+def test_merge_interrupted_within_layer_is_repaired_by_next_push(served, make_sync, client, base, probe, monkeypatch):
     """Of the layer that holds three projections in one tensor two have come by then."""
     sync, policy = make_sync(served, how=AT_SERVER), policies.trained(base, "dora")
     honest = Recipe.to_wire

@@ -120,7 +120,7 @@ def together(config_of, tmp_path_factory):
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_two_processes_learn_what_one_does(alone, together, scope):
+def test_two_processes_train_like_one(alone, together, scope):
     (one, expected), (two, steps, log) = alone(scope), together(scope)
     assert_same_figures(steps, expected)
     assert_same_weights(weights(one, STEPS), weights(two, STEPS), ALIKE)
@@ -144,7 +144,7 @@ def assert_same_figures(steps, expected):
 
 
 @pytest.mark.vllm
-def test_two_processes_train_with_the_answers_of_vllm_as_one_does(config_of, tmp_path):
+def test_two_processes_with_vllm_train_like_one(config_of, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     few = {"engine": "vllm", "training": {"max_steps": FEW, "save_strategy": "no"}}
     expected, _ = learn(config_of(one, learners="one", **few))
@@ -171,7 +171,7 @@ def zero_with_weights(stage):
 
 
 @pytest.mark.parametrize("scope", [DORA, ADAPTERS_SENT, ALL_WEIGHTS])
-def test_zero_3_learns_what_one_process_does_and_holds_a_bucket_beside_its_part(alone, config_of, tmp_path, scope):
+def test_zero_3_trains_like_one_process_with_bounded_push_memory(alone, config_of, tmp_path, scope):
     """A save touches what does not train, which the next push sends again: nothing is saved before the end."""
     one, expected = alone(scope)
     whole = {**SCOPES[scope], "training": {"save_steps": STEPS}}
@@ -187,7 +187,7 @@ def test_zero_3_learns_what_one_process_does_and_holds_a_bucket_beside_its_part(
         assert 0 < held["proof"] <= 2 * LARGEST_BYTES, "as a forward pass in training"
 
 
-def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(alone, config_of, start_server, tmp_path):
+def test_server_lost_during_zero_3_push_does_not_change_training(alone, config_of, start_server, tmp_path):
     lost = start_server("stub")
     few = {**FULL, "training": {"max_steps": FEW}}
     config = config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), **few)
@@ -198,13 +198,13 @@ def test_a_server_that_is_lost_in_a_push_of_zero_3_costs_the_run_nothing_else(al
     assert_same_figures(steps, alone(ALL_WEIGHTS)[1][:FEW])
 
 
-def test_a_first_process_that_is_stopped_in_a_push_of_zero_3_stops_the_other_with_it(config_of, tmp_path):
+def test_rank_0_stopped_during_zero_3_push_stops_other_process(config_of, tmp_path):
     unsaved = {"save_strategy": "no"}
     config = config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), training=unsaved, **FULL)
     assert_stopped(tmp_path, struck(tmp_path, config, "push"), "checkpoint-1")
 
 
-def test_a_first_process_that_fails_in_a_push_of_zero_3_ends_the_other(config_of, tmp_path):
+def test_rank_0_failing_during_zero_3_push_ends_other_process(config_of, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(config_of(tmp_path, learners="sharded", deepspeed=zero_with_weights(3), **FULL)))
     done = struck_in("fault")(["", "", path], env=dict(os.environ), imports=())
@@ -213,7 +213,7 @@ def test_a_first_process_that_fails_in_a_push_of_zero_3_ends_the_other(config_of
 
 
 @pytest.mark.parametrize("stage", [None, 2, 3], ids=["DDP", "ZeRO-2", "ZeRO-3"])
-def test_a_run_goes_on_with_another_number_of_processes(alone, together, config_of, tmp_path, stage):
+def test_run_resumes_with_different_number_of_processes(alone, together, config_of, tmp_path, stage):
     """It ends as one process does that nothing stops.
 
     Decayed weights and biases, which are not, have options and counts of steps of their own.

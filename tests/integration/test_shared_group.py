@@ -18,7 +18,7 @@ def policy(base):
     return policies.trained(base, WHOLE.policy)
 
 
-def test_each_byte_leaves_the_learner_once_and_every_server_has_it(servers, renewed, make_sync, policy, probe, token):
+def test_shared_group_sends_each_byte_once_to_all_servers(servers, renewed, make_sync, policy, probe, token):
     both = servers("stub", transport="nccl"), renewed("stub", transport="nccl")
     synchronizer = proved(make_sync(*both, **OPTIONS), probe)
     for version in (1, 2):
@@ -31,7 +31,7 @@ def test_each_byte_leaves_the_learner_once_and_every_server_has_it(servers, rene
     ("phase", "blow"),
     [("connect", signal.SIGKILL), ("pack", signal.SIGSTOP), ("confirm", signal.SIGSTOP), ("finish", signal.SIGKILL)],
 )
-def test_a_struck_server_costs_the_others_one_push(servers, renewed, make_sync, policy, probe, token, phase, blow):
+def test_killed_or_stopped_server_costs_others_one_push(servers, renewed, make_sync, policy, probe, token, phase, blow):
     healthy, struck = servers("stub", transport="nccl"), renewed("stub", transport="nccl")
     sync = make_sync(healthy, struck, timeout_s=deadline_s(blow), **OPTIONS)
     synchronizer = proved(sync, probe)

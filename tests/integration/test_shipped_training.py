@@ -62,14 +62,14 @@ def unbroken(shapes, tmp_path_factory):
     return output, learn(configuration(shapes, output))[0]
 
 
-def test_the_sections_are_the_shipped_ones():
+def test_shipped_config_sections_have_expected_settings():
     training, model = SHIPPED["training"], SHIPPED["model"]
     assert (model["torch_dtype"], model["attn_impl"]) == ("bfloat16", "auto")
     assert [training[name] for name in ("bf16", "gradient_checkpointing", "packing")] == [True] * 3
     assert (SHIPPED["tuner"]["use_dora"], SHIPPED["tuner"]["freeze_aligner"]) == (True, False)
 
 
-def test_it_trains_to_its_end_with_finite_losses(unbroken):
+def test_shipped_training_completes_with_finite_losses(unbroken):
     _, steps = unbroken
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     for step in steps:
@@ -77,7 +77,7 @@ def test_it_trains_to_its_end_with_finite_losses(unbroken):
         assert math.isfinite(step["grad_norm"])
 
 
-def test_adapters_are_float32_on_a_base_of_bfloat16_and_all_of_them_move(unbroken):
+def test_float32_adapters_on_bfloat16_base_are_all_trained(unbroken):
     output, _ = unbroken
     first, last = adapter(output, MIDDLE), adapter(output, STEPS)
     assert {tensor.dtype for tensor in last.values()} == {torch.float32}
@@ -86,7 +86,7 @@ def test_adapters_are_float32_on_a_base_of_bfloat16_and_all_of_them_move(unbroke
     assert [name for name, tensor in last.items() if torch.equal(tensor, first[name])] == []
 
 
-def test_the_aligner_has_a_rate_of_its_own(unbroken):
+def test_aligner_has_its_own_learning_rate(unbroken):
     output, _ = unbroken
     names = adapter(output, STEPS)
     state = torch.load(output / f"checkpoint-{STEPS}" / "optimizer.pt", weights_only=True)
@@ -98,5 +98,5 @@ def test_the_aligner_has_a_rate_of_its_own(unbroken):
     assert counts == {training["aligner_lr"]: of_aligner, training["learning_rate"]: len(names) - of_aligner}
 
 
-def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
+def test_resumed_run_ends_with_same_weights(unbroken, shapes, tmp_path):
     assert_resumes_alike(*unbroken, MIDDLE, configuration(shapes, tmp_path))

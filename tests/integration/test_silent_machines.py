@@ -63,7 +63,7 @@ def cut():
     ip("-n", NAME, "link", "set", "eth0", "down")
 
 
-def test_a_link_ends_when_the_other_machine_has_gone(machine):
+def test_link_ends_when_other_machine_disappears(machine):
     link = Link(socket.create_connection((THERE, PORT)))
     cut()
     began = time.monotonic()
@@ -74,7 +74,7 @@ def test_a_link_ends_when_the_other_machine_has_gone(machine):
 
 
 @pytest.mark.parametrize("sent_before", [True, False])
-def test_a_request_ends_when_the_servers_machine_has_gone(machine, sent_before):
+def test_request_ends_when_server_machine_disappears(machine, sent_before):
     async def ask():
         async with open_session(f"http://{THERE}:{PORT}", "token") as session:
             await session.post(f"http://{THERE}:{PORT}/", data=b"x", timeout=None)

@@ -62,7 +62,7 @@ def counters(served, token):
     return np.array([float(one[1]) if one else 0 for one in found])
 
 
-def test_greedy_answers_are_those_without_drafts_in_half_the_steps(plain, speculating, token, requests):
+def test_greedy_answers_equal_those_without_drafts_in_half_the_steps(plain, speculating, token, requests):
     before = counters(speculating, token)
     found, expected = rollouts(speculating, token, requests), rollouts(plain, token, requests)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
@@ -72,7 +72,7 @@ def test_greedy_answers_are_those_without_drafts_in_half_the_steps(plain, specul
     assert {(one.accepted, one.drafted) for one in expected} == {(0, 0)}
 
 
-def test_penalties_loops_and_lengths_hold_as_without_drafts(plain, speculating, token, requests):
+def test_penalties_loops_and_length_limits_work_as_without_drafts(plain, speculating, token, requests):
     loops = RepetitionDetection(max_pattern_size=12, min_pattern_size=1, min_count=2)
     for settings in ({"repetition_penalty": 1.2}, {"repetition": loops}, {"max_new_tokens": 23}):
         assert answers(speculating, token, requests, **settings) == answers(plain, token, requests, **settings), (
@@ -89,7 +89,7 @@ def test_penalties_loops_and_lengths_hold_as_without_drafts(plain, speculating, 
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_vllm_offers_beside_holds_as_without_drafts(plain, speculating, token, requests, fields):
+def test_stop_strings_regex_and_logprobs_work_as_without_drafts(plain, speculating, token, requests, fields):
     body = chat_body(requests[0], Sampling(max_new_tokens=60), 5) | fields
     found, expected = (
         httpx.post(f"{one.base_url}{CHAT_ROUTE}", json=body, headers={"Authorization": f"Bearer {token}"}, timeout=120)
@@ -103,14 +103,14 @@ def test_what_vllm_offers_beside_holds_as_without_drafts(plain, speculating, tok
         assert chosen[0] == pytest.approx(chosen[1], abs=1e-4)
 
 
-def test_a_seed_gives_one_answer_alone_and_among_others(speculating, token, requests):
+def test_seeded_answer_is_same_alone_and_in_batch(speculating, token, requests):
     together = answers(speculating, token, requests, temperature=1.0)
     alone = answers(speculating, token, requests[:1], temperature=1.0)
     assert together[0] == alone[0]
     assert together == answers(speculating, token, requests, temperature=1.0)
 
 
-def test_sampled_answers_are_distributed_as_without_drafts(plain, speculating, token, requests):
+def test_sampled_answers_have_same_distribution_as_without_drafts(plain, speculating, token, requests):
     """By the frequencies of first names, first coordinates, lengths and last tokens; a wrong sampler has other ones."""
     drawn = [
         answers(one, token, requests[:1] * SAMPLES, temperature=1.0, max_new_tokens=40, seed=seed)

@@ -46,7 +46,7 @@ def unbroken(shapes, tmp_path_factory):
     return output, learn(configuration(shapes, output))[0]
 
 
-def test_only_adapters_and_the_rows_of_coordinates_are_saved_and_they_move(unbroken):
+def test_only_adapters_and_coordinate_rows_are_saved_and_trained(unbroken):
     output, _ = unbroken
     first, last = adapter(output, MIDDLE), adapter(output, STEPS)
     assert {tensor.dtype for tensor in last.values()} == {torch.float32}
@@ -56,12 +56,12 @@ def test_only_adapters_and_the_rows_of_coordinates_are_saved_and_they_move(unbro
     assert not torch.equal(first[rows], last[rows])
 
 
-def test_nothing_is_generated(unbroken):
+def test_stage_1_generates_no_rollouts(unbroken):
     output, steps = unbroken
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     assert not [key for step in steps for key in step if key.startswith(("rollout/", "sync/"))]
     assert not (output / "rollouts.jsonl").read_text()
 
 
-def test_a_resumed_run_goes_on_where_it_was_and_ends_the_same(unbroken, shapes, tmp_path):
+def test_resumed_run_ends_with_same_weights(unbroken, shapes, tmp_path):
     assert_resumes_alike(*unbroken, MIDDLE, configuration(shapes, tmp_path))

@@ -85,7 +85,7 @@ class Nobody:
         self.base_url, self.group_port = f"http://127.0.0.1:{free_port()}", free_port()
 
 
-def test_while_it_waits_for_servers(learn, tmp_path):
+def test_sigterm_while_waiting_for_servers_stops_without_checkpoint(learn, tmp_path):
     process, log = learn(Nobody())
     wait_for_log(process, log, "waiting for servers")
     stops(process, log)
@@ -93,7 +93,7 @@ def test_while_it_waits_for_servers(learn, tmp_path):
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
+def test_sigterm_while_server_hangs_saves_last_step(learn, start_server, tmp_path, pipelined):
     served = start_server("stub")
     process, log = learn(served, matching={"pipeline": {"enabled": pipelined}})
     wait_for_log(process, log, '"event": "step"')
@@ -103,7 +103,7 @@ def test_while_a_server_stands_still(learn, start_server, tmp_path, pipelined):
     assert newest_whole(tmp_path / "out").name == f"checkpoint-{max(steps_of(tmp_path))}"
 
 
-def test_while_it_evaluates(learn, start_server, tmp_path):
+def test_sigterm_during_evaluation_saves_last_step(learn, start_server, tmp_path):
     served = start_server("stub")
     command = [sys.executable, "-c", STOPS_SERVER, str(served.process.pid), "learn"]
     process, log = learn(served, training={"eval_strategy": "steps", "eval_steps": 1}, command=command)

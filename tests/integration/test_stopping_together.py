@@ -82,21 +82,21 @@ def assert_stopped(folder, output, left):
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(("phase", "stage"), [*((phase, 2) for phase in LEFT), ("rollouts", None), ("rollouts", 3)])
-def test_two_processes_leave_the_last_whole_step(shapes, tmp_path, phase, stage):  # noqa: F811
+def test_sigterm_in_each_phase_saves_last_whole_step_of_two_processes(shapes, tmp_path, phase, stage):  # noqa: F811
     sharded = {} if stage is None else {"deepspeed": zero(stage)}
     output = struck(tmp_path, config_of(shapes, tmp_path, phase, **sharded), phase)
     assert_stopped(tmp_path, output, LEFT[phase])
 
 
 @pytest.mark.vllm
-def test_an_engine_of_two_processes_stops_after_the_same_token(shapes, tmp_path, no_other_engine):  # noqa: F811
+def test_tensor_parallel_engine_stops_on_sigterm_in_both_processes(shapes, tmp_path, no_other_engine):  # noqa: F811
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": 2}}
     config = config_of(shapes, tmp_path, "engine", matching=matching)
     output = struck(tmp_path, config, "engine", imports=(*forked.VLLM, *forked.LEARNER))
     assert_stopped(tmp_path, output, "checkpoint-1")
 
 
-def test_what_was_stopped_between_gradients_goes_on_to_what_one_process_learns(shapes, tmp_path):  # noqa: F811
+def test_run_stopped_between_gradients_resumes_like_uninterrupted_process(shapes, tmp_path):  # noqa: F811
     whole, run = tmp_path / "whole", tmp_path / "run"
     run.mkdir()
     expected, _ = learn(config_of(shapes, whole, "last"))

@@ -43,7 +43,7 @@ def is_tried(push, phase, who, blow, transport):
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("server"), is_tried))
-def test_a_server_that_is_struck_is_named_costs_only_itself_and_takes_the_next_push(
+def test_killed_or_stopped_server_is_named_and_takes_next_push(
     servers, renewed, make_sync, policy_of, probe, token, push, phase, who, blow, transport
 ):
     healthy, struck = servers("stub", transport=transport), renewed("stub", transport=transport)
@@ -51,7 +51,9 @@ def test_a_server_that_is_struck_is_named_costs_only_itself_and_takes_the_next_p
 
 
 @pytest.mark.parametrize("blow", BLOWS)
-def test_so_is_one_that_merges_in_bfloat16(servers, renewed, make_sync, model_path, probe, token, blow):
+def test_killed_or_stopped_server_merging_in_bfloat16_takes_next_push(
+    servers, renewed, make_sync, model_path, probe, token, blow
+):
     healthy, struck = servers("stub", "bfloat16"), renewed("stub", "bfloat16")
     policy = policies.trained(policies.load(model_path, torch.bfloat16), MERGED.policy)
     strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, token, MERGED, "merge", blow)
@@ -69,7 +71,7 @@ def strike_and_push_again(healthy, struck, renewed, make_sync, policy, probe, to
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("learner"), is_tried))
-def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
+def test_server_of_killed_or_stopped_learner_takes_push_of_next_learner(
     renewed, make_sync, policy_of, probe, token, model_path, push, phase, who, blow, transport
 ):
     served = renewed("stub", transport=transport)
@@ -79,7 +81,7 @@ def test_the_server_of_a_learner_that_is_struck_takes_the_next_ones_push(
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize("phase", MERGED.phases)
-def test_sigterm_ends_a_learner_with_a_push_that_hangs(renewed, make_sync, policy_of, probe, token, model_path, phase):
+def test_sigterm_ends_learner_with_hanging_push(renewed, make_sync, policy_of, probe, token, model_path, phase):
     """No call of NCCL, which no signal ends, keeps it."""
     served = renewed("stub", transport="nccl")
     with waiting_learner(served, model_path, token, MERGED, phase, timeout_s=LONG_S) as learner:

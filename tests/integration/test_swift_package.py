@@ -47,7 +47,7 @@ def swift_python() -> Path:
     return python
 
 
-def test_ms_swift_reads_our_requests_without_losing_a_field(swift_python: Path) -> None:
+def test_ms_swift_reads_every_field_of_requests(swift_python: Path) -> None:
     parts = [{"type": "image_url", "image_url": {"url": IMAGE}}, {"type": "text", "text": "List the shapes."}]
     chat = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": parts}]
     requests = [infer_request(RolloutRequest(chat))] * 2

@@ -52,7 +52,7 @@ def listed(client):
     return [model["id"] for model in client.get("/v1/models", "test")["data"]]
 
 
-def test_with_its_adapter_the_server_is_the_learner_and_without_it_the_base(adapters, client, backend, base, probe):
+def test_server_answers_like_learner_with_adapter_and_like_base_without(adapters, client, backend, base, probe):
     policy = policies.trained(base, "lora", amount=0.1)
     report = adapters.push(policy, version=4)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
@@ -63,7 +63,7 @@ def test_with_its_adapter_the_server_is_the_learner_and_without_it_the_base(adap
     assert answer(backend, probe, None, 4) == policies.greedy(base, probe.inputs, NEW_TOKENS)
 
 
-def test_each_step_is_served_under_a_name_of_its_own_and_the_last_one_goes(adapters, client, base, probe):
+def test_each_push_serves_new_adapter_name_and_unloads_previous_one(adapters, client, base, probe):
     policy = policies.trained(base, "lora")
     first = adapters.push(policy, version=1)
     policies.train_on(policy)
@@ -75,7 +75,7 @@ def test_each_step_is_served_under_a_name_of_its_own_and_the_last_one_goes(adapt
     assert listed(client) == ["policy", second.adapter]
 
 
-def test_a_request_for_an_adapter_that_is_gone_is_refused(adapters, backend, base, probe):
+def test_request_for_unloaded_adapter_is_refused(adapters, backend, base, probe):
     policy = policies.trained(base, "lora")
     first = adapters.push(policy, version=1)
     adapters.push(policy, version=2)
@@ -83,7 +83,7 @@ def test_a_request_for_an_adapter_that_is_gone_is_refused(adapters, backend, bas
         answer(backend, probe, first.adapter, 2)
 
 
-def test_rank_and_alpha_patterns_count(adapters, client, base, probe):
+def test_rank_and_alpha_patterns_are_applied(adapters, client, base, probe):
     config = LoraConfig(
         r=4, lora_alpha=8, target_modules=policies.ADAPTED, rank_pattern={"q_proj": 2}, alpha_pattern={"q_proj": 16}
     )
@@ -93,7 +93,7 @@ def test_rank_and_alpha_patterns_count(adapters, client, base, probe):
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
-def test_a_base_that_somebody_changed_is_made_good_first(full, adapters, client, base, probe):
+def test_changed_base_is_restored_before_adapter_push(full, adapters, client, base, probe):
     full.push(policies.trained(base, "full"), version=1)
     policy = policies.trained(base, "lora")
     report = adapters.push(policy, version=2)
@@ -101,7 +101,7 @@ def test_a_base_that_somebody_changed_is_made_good_first(full, adapters, client,
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
-def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client, base, probe):
+def test_full_push_unloads_adapters_of_server(full, adapters, client, base, probe):
     policy = policies.trained(base, "lora")
     adapters.push(policy, version=1)
     policies.train_on(policy)
@@ -113,7 +113,7 @@ def test_a_full_sync_to_a_server_with_adapters_drops_them(full, adapters, client
     assert listed(client) == ["policy"]
 
 
-def test_an_adapter_that_a_server_refuses_turns_the_run_to_full_syncs(full, adapters, client, base, probe, caplog):
+def test_refused_adapter_switches_run_to_full_pushes(full, adapters, client, base, probe, caplog):
     policy = policies.trained(base, "lora")
     sync = WeightSync(
         "auto", full=full, adapter=adapters, prover=Prover(probe, [client], every=1, tolerance=FLOAT32_TOLERANCE)
@@ -131,7 +131,7 @@ def test_an_adapter_that_a_server_refuses_turns_the_run_to_full_syncs(full, adap
     assert listed(client) == ["policy"]
 
 
-def test_a_server_without_adapters_refuses_one_by_name(start_server, base, token):
+def test_server_without_lora_refuses_adapter_push(start_server, base, token):
     served = start_server("stub")
     full = FullPush(
         [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")

@@ -12,7 +12,7 @@ from tests.integration.strikes import STANDSTILL_S, strike, version_of
 from tests.support.ports import free_port
 
 
-def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start_server, make_sync, base, token):
+def test_killed_server_is_named_and_others_get_weights(servers, start_server, make_sync, base, token):
     healthy, lost = servers("stub"), start_server("stub")
     sync = make_sync(healthy, lost)
     sync.push(base, version=1)
@@ -26,7 +26,7 @@ def test_a_server_that_is_gone_is_named_and_the_others_are_served(servers, start
 
 
 @pytest.mark.parametrize("bucket_bytes", [100_000, 2**29])
-def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, make_sync, base, token, bucket_bytes):
+def test_hanging_server_times_out_and_others_get_weights(servers, start_server, make_sync, base, token, bucket_bytes):
     healthy, frozen = servers("stub"), start_server("stub")
     sync = make_sync(healthy, frozen, timeout_s=patience(STANDSTILL_S), access=WeightAccess(bucket_bytes))
     sync.push(base, version=1)
@@ -41,7 +41,7 @@ def test_a_server_that_stands_still_is_given_up_in_time(servers, start_server, m
     assert {version_of(healthy, token), version_of(frozen, token)} == {"3"}
 
 
-def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(servers, make_sync, base, token):
+def test_tensors_unknown_to_server_are_refused_by_name(servers, make_sync, base, token):
     served = servers("stub")
     sync = make_sync(served)
     sync.push(base, version=1)
@@ -53,7 +53,7 @@ def test_tensors_that_the_server_does_not_know_are_refused_with_their_name(serve
     assert version_of(served, token) == "3"
 
 
-def test_nobody_listens_is_an_error_at_once(make_sync, base, servers):
+def test_push_to_unreachable_server_fails_at_once(make_sync, base, servers):
     nowhere = type(servers("stub"))(**{**vars(servers("stub")), "base_url": f"http://127.0.0.1:{free_port()}"})
     with pytest.raises(ServerError, match="phase connect"):
         make_sync(nowhere).push(base, version=1)

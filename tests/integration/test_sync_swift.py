@@ -54,11 +54,11 @@ def make_sync(served, token, **options):
     return SwiftPush(addresses, token=token, device=torch.device("cpu"), **options)
 
 
-def test_servers_are_waited_for_by_the_routes_that_they_have(served, token):
+def test_wait_for_swift_servers_uses_their_health_routes(served, token):
     wait_until_healthy([server.base_url for server in served], token, timeout_s=20, protocol="swift")
 
 
-def test_after_a_push_every_server_is_the_learner(served, token, clients, base, probe):
+def test_every_swift_server_answers_like_learner_after_push(served, token, clients, base, probe):
     sync = make_sync(served, token)
     for kind in ("full", "dora"):
         policy = policies.trained(base, kind)
@@ -69,7 +69,7 @@ def test_after_a_push_every_server_is_the_learner(served, token, clients, base, 
     sync.close()
 
 
-def test_a_learner_that_comes_after_another_is_taken(served, token, clients, base, probe):
+def test_second_learner_can_push_to_same_swift_servers(served, token, clients, base, probe):
     for kind in ("lora", "full"):
         sync = make_sync(served, token)
         policy = policies.trained(base, kind)
@@ -88,12 +88,12 @@ def test_answers_come_in_request_order_and_follow_their_own_seeds(clients, chats
     assert [rollout.server for rollout in together] == [clients[0].base_url] * 2 + [clients[1].base_url]
 
 
-def test_no_requests_make_no_call(token):
+def test_empty_request_list_calls_no_server(token):
     nowhere = ServerClient("http://127.0.0.1:9", token, timeout_s=60)
     assert SwiftBackend([nowhere], sampling=Sampling(1)).generate([], seed_plan=SeedPlan(1, 0, 0)) == []
 
 
-def test_prompts_that_are_read_differently_are_found_before_the_first_step(clients, probe):
+def test_different_prompt_tokens_are_found_before_first_step(clients, probe):
     ids = probe.inputs["input_ids"][0].tolist()
     check_swift_identity(clients, probe.messages, ids)
     with pytest.raises(ConfigError, match="first at 3") as caught:
@@ -101,7 +101,7 @@ def test_prompts_that_are_read_differently_are_found_before_the_first_step(clien
     assert len(caught.value.problems) == 2
 
 
-def test_a_server_that_stands_still_ends_the_push_within_the_deadline(start_server, served, token, base):
+def test_hanging_swift_server_fails_push_within_deadline(start_server, served, token, base):
     frozen = start_server("stub")
     sync = make_sync([served[0], frozen], token, timeout_s=patience(10.0))
     sync.push(base, version=1)

@@ -72,7 +72,7 @@ def ask_everything(served, token, sync, policy, probe):
     return answer
 
 
-def test_weights_and_answers_cross_and_who_listens_hears_no_word(served, trusting, token, make_sync, base, probe):
+def test_weights_and_answers_cross_tls_without_leaking_to_eavesdropper(served, trusting, token, make_sync, base, probe):
     policy = policies.trained(base, "full")
     with overheard(served) as (reached, heard):
         answer = ask_everything(reached, token, make_sync(reached, timeout_s=patience(60)), policy, probe)
@@ -81,14 +81,14 @@ def test_weights_and_answers_cross_and_who_listens_hears_no_word(served, trustin
     assert words_in(heard, token) == []
 
 
-def test_of_http_in_clear_text_all_of_it_is_heard(servers, token, make_sync, base, probe):
+def test_plain_http_traffic_is_readable_by_eavesdropper(servers, token, make_sync, base, probe):
     with overheard(servers("stub")) as (reached, heard):
         ask_everything(reached, token, make_sync(reached, timeout_s=patience(60)), base, probe)
     assert len(words_in(heard, token)) == 5, "all but the token in base64"
 
 
 @pytest.mark.parametrize("trusted", ["another authority", "none"])
-def test_who_does_not_know_the_job_s_authority_believes_no_server(served, token, tmp_path, monkeypatch, trusted):
+def test_learner_without_ca_of_job_trusts_no_server(served, token, tmp_path, monkeypatch, trusted):
     """As a learner does whom a stranger's server answers: the stranger is not shown the token."""
     others = certificates.make(tmp_path)
     monkeypatch.delenv("STAGE2_TLS_CA_FILE", raising=False)
@@ -101,13 +101,13 @@ def test_who_does_not_know_the_job_s_authority_believes_no_server(served, token,
         assert words_in(heard, token) == []
 
 
-def test_plain_http_is_not_answered_and_the_way_out_is_named(served, token):
+def test_plain_http_to_tls_server_is_refused_with_advice(served, token):
     client = ServerClient(served.base_url.replace("https://", "http://"), token, timeout_s=30)
     with pytest.raises(ServerError, match="it answers over TLS alone: write https:// in its base_url"):
         client.weight_version()
 
 
-def test_a_learner_trains_and_reports_progress_over_tls(tmp_path, start_server, token, token_file, files, model_path):
+def test_learner_trains_and_reports_progress_over_tls(tmp_path, start_server, token, token_file, files, model_path):
     served, port = start_server("stub", tls=files), free_port()
     environment = {**files.environment(), "STAGE2_TOKEN_FILE": token_file, "STAGE2_PROGRESS_PORT": port}
     trusted, log = ssl.create_default_context(cafile=files.authority), tmp_path / "learner.log"

@@ -85,18 +85,18 @@ def records(followed: Path, stage: str, event: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("stage", ["stage1", "stage2"])
-def test_a_stage_runs_to_its_end_and_is_evaluated_before_and_after(followed, stage):
+def test_each_tutorial_stage_completes_and_is_evaluated_before_and_after(followed, stage):
     assert [record["step"] for record in records(followed, stage, "step")] == list(range(1, STEPS + 1))
     assert [record["step"] for record in records(followed, stage, "evaluation")] == [0, STEPS]
 
 
-def test_stage_2_begins_with_the_exported_model_of_stage_1(followed):
+def test_stage_2_starts_from_exported_model_of_stage_1(followed):
     (record,) = records(followed, "stage2", "reproducibility")
     assert record["model"] == str((followed / "out/tutorial/models/stage1").resolve())
 
 
 @pytest.mark.parametrize("stage", ["stage1", "stage2"])
-def test_there_is_a_picture_and_a_page_of_each_stage(followed, stage):
+def test_each_tutorial_stage_has_picture_and_page(followed, stage):
     with Image.open(followed / f"out/tutorial/runs/{stage}.png") as image:
         assert min(image.size) > 300
     assert "<svg" in (followed / f"out/tutorial/runs/{stage}.html").read_text(), "the curves of the page"
@@ -114,7 +114,7 @@ def job(followed: Path, name: str) -> RolloutMatchingJob:
     return parse_job(yaml.safe_load((followed / name).read_text()))
 
 
-def test_what_kubectl_applies_are_the_jobs_of_the_page_with_its_gpus(followed):
+def test_kubectl_applies_tutorial_jobs_with_documented_gpus(followed):
     commands = [shlex.split(line) for line in (followed / "kubectl.log").read_text().splitlines()]
     applied = [job(followed, command[2]) for command in commands if command[:2] == ["apply", "-f"]]
     waited = [command[-1].removeprefix("rmj/") for command in commands if command[0] == "wait"]
@@ -123,13 +123,13 @@ def test_what_kubectl_applies_are_the_jobs_of_the_page_with_its_gpus(followed):
     assert [idle_settings(one.spec.config) for one in applied] == [(), ()]
 
 
-def test_the_readme_of_a_project_has_the_page_s_commands(followed):
+def test_project_readme_has_commands_of_tutorial(followed):
     readme = (followed / "out/tutorial/README.md").read_text()
     for command in re.findall(r"^    (stage2 .*)$", readme, re.MULTILINE):
         assert command.partition(" --picture")[0] in PAGE, command
 
 
-def test_the_sizes_that_the_page_shows_are_in_the_job(followed):
+def test_sizes_shown_in_tutorial_are_in_job(followed):
     (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     written = (followed / "out/tutorial/stage1.yaml").read_text()
     for line in shown.splitlines():

@@ -81,7 +81,7 @@ def engine_of(served):
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("server", "engine"), is_tried))
-def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_next_one(
+def test_killed_or_stopped_vllm_server_is_dropped_and_takes_next_push(
     servers, renewed, make_sync, policy_of, token, probe, push, phase, who, blow, transport
 ):
     healthy, struck = servers("stub", transport=transport), renewed("vllm", transport=transport)
@@ -96,7 +96,7 @@ def test_a_server_struck_in_a_phase_of_a_push_costs_only_itself_and_takes_the_ne
 
 @pytest.mark.in_turns(3)
 @pytest.mark.parametrize(CASE, as_parameters(every_case("learner"), is_tried))
-def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones(
+def test_vllm_server_of_killed_or_stopped_learner_takes_push_of_next_learner(
     renewed, make_sync, policy_of, token, probe, model_path, push, phase, who, blow, transport
 ):
     served = renewed("vllm", transport=transport)
@@ -108,9 +108,7 @@ def test_the_server_of_a_learner_struck_in_a_phase_of_a_push_takes_the_next_ones
     assert version_of(served, token) == "5"
 
 
-def test_health_says_so_while_an_engine_does_not_come_back_from_a_push_and_no_longer_than_that(
-    renewed, make_sync, policy_of, token, probe, model_path
-):
+def test_health_fails_only_while_engine_hangs_in_push(renewed, make_sync, policy_of, token, probe, model_path):
     served = renewed("vllm")
     engine = engine_of(served)
     with waiting_learner(served, model_path, token, WHOLE, "pack", timeout_s=patience(BRIEF_S), who=engine) as learner:
@@ -143,7 +141,7 @@ def ask_until_refused(http):
     return status
 
 
-def test_a_server_that_is_asked_to_stop_leaves_nobody_waiting(renewed, token):
+def test_stopping_server_ends_every_waiting_request(renewed, token):
     served, known = renewed("vllm"), {"Authorization": f"Bearer {token}"}
     with ThreadPoolExecutor() as pool, httpx.Client(base_url=served.base_url, headers=known, timeout=LONG_S) as http:
         asked = [pool.submit(ask_until_refused, http) for _ in range(8)]

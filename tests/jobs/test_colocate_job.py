@@ -70,18 +70,18 @@ def ran(installed: Path, killer: Killer) -> Iterator[Ran]:
         yield ran
 
 
-def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:
+def test_job_succeeds_after_all_steps(ran: Ran) -> None:
     status = ran.job["status"]
     assert status["phase"] == "Succeeded", ran.log[-4000:]
     assert status["step"] == status["maxSteps"] == STEPS
     assert status["restarts"] == 1, ran.log[-4000:]
 
 
-def test_the_status_tells_the_learners_step_while_it_runs(ran: Ran, killer: Killer) -> None:
+def test_status_reports_step_of_running_learner(ran: Ran, killer: Killer) -> None:
     assert killer.struck is not None, ran.log[-4000:]
 
 
-def test_it_was_started_again_in_its_own_pod_and_container(ran: Ran, killer: Killer) -> None:
+def test_killed_learner_restarts_in_same_pod_and_container(ran: Ran, killer: Killer) -> None:
     assert killer.struck is not None, ran.log[-4000:]
     (pod,) = killer.pods()
     assert pod["metadata"]["uid"] == killer.struck["metadata"]["uid"]
@@ -90,13 +90,13 @@ def test_it_was_started_again_in_its_own_pod_and_container(ran: Ran, killer: Kil
     assert "exit code -9; restarting in 10 s (1 of 2)" in ran.log
 
 
-def test_it_went_on_from_its_last_checkpoint(ran: Ran) -> None:
+def test_restarted_learner_resumes_from_last_checkpoint(ran: Ran) -> None:
     steps = [step["step"] for step in ran.records("step")]
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
     assert steps.count(1) == 1, "what was saved is not done again"
 
 
-def test_the_learner_has_the_gpus_and_no_server_stands_beside_it(ran: Ran, installed: Path) -> None:
+def test_learner_has_gpu_and_job_has_no_servers(ran: Ran, installed: Path) -> None:
     deployments, services, jobs = (
         json.loads(kubectl(installed, "get", kind, f"--selector={OWNED}", "--output=json"))["items"]
         for kind in ("deployments", "services", "jobs")
@@ -108,13 +108,13 @@ def test_the_learner_has_the_gpus_and_no_server_stands_beside_it(ran: Ran, insta
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
 
 
-def test_the_record_says_that_the_rollouts_are_the_learners_own(ran: Ran) -> None:
+def test_reproducibility_record_lists_no_servers(ran: Ran) -> None:
     record = whole_record(ran.records("reproducibility"), merge=None)
     assert record["servers"] == []
     assert record["dataset"]["records"] == 64
 
 
-def test_every_step_logs_rollouts_of_the_weights_it_starts_from(ran: Ran) -> None:
+def test_every_step_logs_rollouts_of_weights_it_starts_from(ran: Ran) -> None:
     for step in ran.records("step"):
         assert step["sync/version"] == step["step"] - 1
         assert step["loss"] > 0
@@ -125,5 +125,5 @@ def test_every_step_logs_rollouts_of_the_weights_it_starts_from(ran: Ran) -> Non
         assert step["memory/peak_bytes"] > 0
 
 
-def test_the_run_is_evaluated_before_and_after(ran: Ran) -> None:
+def test_evaluation_runs_before_and_after_training(ran: Ran) -> None:
     assert [evaluation["step"] for evaluation in ran.records("evaluation")] == [0, STEPS]

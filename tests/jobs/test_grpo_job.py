@@ -34,20 +34,20 @@ def ran(installed: Path) -> Iterator[Ran]:
         yield ran
 
 
-def test_the_job_succeeds_after_all_its_steps(ran: Ran) -> None:
+def test_job_succeeds_after_all_steps(ran: Ran) -> None:
     status = ran.job["status"]
     assert status["phase"] == "Succeeded", ran.log[-4000:]
     assert status["step"] == status["maxSteps"] == STEPS
 
 
-def test_the_record_says_what_the_run_was_made_of(ran: Ran) -> None:
+def test_reproducibility_record_has_server_and_dataset(ran: Ran) -> None:
     record = whole_record(ran.records("reproducibility"), merge="server")
     (server,) = record["servers"]
     assert server.startswith("https://")
     assert record["dataset"]["records"] == 256
 
 
-def test_every_step_scores_real_answers_of_the_weights_it_starts_from(ran: Ran) -> None:
+def test_every_step_scores_answers_of_weights_it_starts_from(ran: Ran) -> None:
     steps = ran.records("step")
     assert [step["step"] for step in steps] == list(range(1, STEPS + 1))
     assert [step["sync/version"] for step in steps] == list(range(STEPS))
@@ -55,17 +55,17 @@ def test_every_step_scores_real_answers_of_the_weights_it_starts_from(ran: Ran) 
     assert any(step["grad_norm"] > 0 for step in steps)
 
 
-def test_the_learner_is_two_processes(ran: Ran, installed: Path) -> None:
+def test_learner_runs_two_processes(ran: Ran, installed: Path) -> None:
     learner = json.loads(kubectl(installed, "get", "job", f"{JOB}-learner", "--output=json"))
     (container,) = learner["spec"]["template"]["spec"]["containers"]
     assert "--processes=2" in container["command"]
 
 
-def test_the_server_holds_two_copies_of_the_model_and_weights_travel_to_both(ran: Ran) -> None:
+def test_server_holds_two_model_copies_and_both_receive_weights(ran: Ran) -> None:
     """Digests of what each copy merged are compared with the learner's; prompts of proofs go to one copy in turn."""
     assert f"transfer group with {COPIES} workers" in ran.log
     assert ran.log.count("answers as the learner does") == STEPS
 
 
-def test_the_status_tells_how_fast_answers_come(ran: Ran) -> None:
+def test_status_reports_tokens_per_second(ran: Ran) -> None:
     assert ran.job["status"]["tokensPerSecond"] > 0

@@ -208,7 +208,7 @@ WAYS: dict[str, tuple[Callable[[Watched], None], tuple[str, ...]]] = {
 
 @pytest.mark.in_turns(7)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_status_speaks_of_no_pod_that_is_gone(way: str, watched: Watched) -> None:
+def test_status_never_describes_replaced_pods(way: str, watched: Watched) -> None:
     replace, replaced = WAYS[way]
     watched.until(watched.trains, why="it trains")
     before = {role: watched.uid(role) for role in BOTH}
@@ -228,7 +228,7 @@ def test_the_status_speaks_of_no_pod_that_is_gone(way: str, watched: Watched) ->
         assert told, "the steps were lost with the output folder"
 
 
-def test_a_starting_job_is_gone_in_ten_seconds(watched: Watched) -> None:
+def test_deleted_starting_job_is_gone_within_ten_seconds(watched: Watched) -> None:
     """The container that waits for the servers held its GPUs for 120 s."""
     watched.kubectl("delete", "rmj", JOB, "--wait")
     watched.until(lambda: not watched.pods(), why="no pod is left")

@@ -55,7 +55,7 @@ def records(demo: Path) -> dict[str, list[dict]]:
     return found
 
 
-def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubeconfig: Path) -> None:
+def test_job_succeeds_with_complete_status(demo: Path, kubeconfig: Path) -> None:
     status = json.loads(_kubectl(kubeconfig, "get", "rmj", JOB, "--output=json"))["status"]
     assert status["phase"] == "Succeeded"
     assert status["step"] == status["maxSteps"] == 60
@@ -66,7 +66,7 @@ def test_the_job_succeeds_and_its_status_tells_the_whole_story(demo: Path, kubec
     assert all("sha256:" in digest for digest in digests.values()), digests
 
 
-def test_pods_run_the_images_that_were_pushed(demo: Path, kubeconfig: Path, published: Published) -> None:
+def test_pods_run_pushed_image_digests(demo: Path, kubeconfig: Path, published: Published) -> None:
     """The images that this session built are in a registry, from which pods pull them by their digests."""
     if "@" not in published.trainer:
         pytest.skip("the images of this cluster are named without digests")
@@ -77,30 +77,30 @@ def test_pods_run_the_images_that_were_pushed(demo: Path, kubeconfig: Path, publ
     assert {one.partition("@")[2] for one in ran} == {published.controller.partition("@")[2]}
 
 
-def test_the_learner_logs_the_reproducibility_record(records: dict[str, list[dict]]) -> None:
+def test_learner_logs_reproducibility_record(records: dict[str, list[dict]]) -> None:
     record = whole_record(records["reproducibility"], merge="server")
     assert len(record["servers"]) == len(set(record["servers"])) == 3
     assert record["dataset"]["records"] == 1000
 
 
-def test_every_step_trains_on_rollouts_of_the_weights_it_starts_from(records: dict[str, list[dict]]) -> None:
+def test_every_step_trains_on_rollouts_of_weights_it_starts_from(records: dict[str, list[dict]]) -> None:
     steps = records["step"]
     assert [step["step"] for step in steps] == list(range(1, 61))
     assert [step["sync/version"] for step in steps] == list(range(60))
 
 
-def test_real_servers_name_more_held_out_objects_after_training(records: dict[str, list[dict]]) -> None:
+def test_training_raises_f1_of_real_servers_on_held_out_records(records: dict[str, list[dict]]) -> None:
     before, after = (evaluation["eval_rollout_f1_class_iou50"] for evaluation in records["evaluation"])
     assert after > before + RISE
 
 
-def test_the_demo_ends_with_a_table_and_a_picture(demo: Path) -> None:
+def test_demo_ends_with_table_and_picture(demo: Path) -> None:
     assert "Training steps" in (demo / "printed").read_text()
     with Image.open(demo / "rollouts.png") as image:
         assert image.width > 3 * 250
 
 
-def test_kubectl_prints_its_logs_and_its_report_by_the_jobs_name(demo: Path, kubeconfig: Path) -> None:
+def test_kubectl_plugin_prints_logs_and_writes_report_by_job_name(demo: Path, kubeconfig: Path) -> None:
     environment = {
         **os.environ,
         "KUBECONFIG": str(kubeconfig),

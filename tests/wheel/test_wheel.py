@@ -159,7 +159,7 @@ def run(program: Path, words: str, folder: Path) -> tuple[int, str]:
     ("program", "words", "code", "shown"),
     [("stage2", *row) for row in WALK] + [("kubectl-stage2", *row) for row in KUBECTL],
 )
-def test_every_command_works_or_names_its_extra(
+def test_command_works_or_names_missing_extra(
     commands: Path, place: Path, program: str, words: str, code: int, shown: str
 ) -> None:
     found, printed = run(commands / program, words, place)
@@ -168,25 +168,25 @@ def test_every_command_works_or_names_its_extra(
     assert re.search(".*".join(map(re.escape, shown.split("*"))), printed), printed
 
 
-def test_no_command_is_left_out(commands: Path, place: Path) -> None:
+def test_all_commands_are_covered(commands: Path, place: Path) -> None:
     list_all = "import typer.main, stage2_cli.main as m; print(*typer.main.get_command(m.app).commands)"
     done = subprocess.run([str(commands / "python"), "-c", list_all], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {words.split()[0] for words, *_ in WALK if not words.startswith("-")}
 
 
-def test_the_version_names_the_commit(commands: Path, place: Path) -> None:
+def test_version_option_names_commit(commands: Path, place: Path) -> None:
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     assert f"(commit {commit.stdout.strip()}" in run(commands / "stage2", "--version", place)[1]
 
 
 @pytest.mark.parametrize("extras", ["controller", "trainer,examples,wandb,trackio,deepspeed", "trainer,gpu"])
-def test_extras_resolve_from_the_wheel_alone(wheel: Path, tmp_path: Path, extras: str) -> None:
+def test_extras_resolve_from_wheel_alone(wheel: Path, tmp_path: Path, extras: str) -> None:
     (tmp_path / "in.txt").write_text(f"stage2[{extras}] @ {wheel.as_uri()}\n")
     found = uv("pip", "compile", "--quiet", "--python-version", PYTHON, "--no-header", "in.txt", cwd=tmp_path)
     assert ("torch==" in found) == ("trainer" in extras)
 
 
-def test_the_sdist_has_no_models_and_the_wheel_has_the_versions_for_cpus(built: Path, wheel: Path) -> None:
+def test_sdist_has_no_models_and_ships_cpu_requirements(built: Path, wheel: Path) -> None:
     sdist = next(built.glob("*.tar.gz"))
     assert max(sdist.stat().st_size, wheel.stat().st_size) < SIZE
     with tarfile.open(sdist) as archive:
@@ -196,9 +196,7 @@ def test_the_sdist_has_no_models_and_the_wheel_has_the_versions_for_cpus(built: 
 
 
 @pytest.mark.parametrize("home", ["", "https://forge.example/team/stage2"])
-def test_the_page_on_a_package_index_has_no_relative_link(
-    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_package_index_page_has_no_relative_links(home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAGE2_HOME", home)
     uv("build", "--quiet", "--wheel", "--out-dir", str(tmp_path), str(ROOT), cwd=tmp_path)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as archive:

@@ -38,7 +38,9 @@ def gets_all(kubectl: Kubectl, nodes: FakeNodes, *, small: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["true", "false"])
-def test_pods_may_wait_for_a_node(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str) -> None:
+def test_pods_wait_for_new_node_only_if_nodes_may_come(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, word: str
+) -> None:
     small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels=HERE)
     busy = nodes.add(f"{kubectl.namespace}-busy", gpus=4, labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
     log = tmp_path / "controller.log"
@@ -53,7 +55,7 @@ def test_pods_may_wait_for_a_node(kubectl: Kubectl, rights: Path, nodes: FakeNod
         gets_all(kubectl, nodes, small=small)
 
 
-def test_pods_wait_for_a_node_with_their_gpus(kubectl: Kubectl, controller: Controller, nodes: FakeNodes) -> None:
+def test_pods_wait_for_node_with_their_gpu_resource(kubectl: Kubectl, controller: Controller, nodes: FakeNodes) -> None:
     """A pool of none leaves no node whose label could tell of it."""
     nodes.add(f"{kubectl.namespace}-cpus", gpus=0, labels=HERE)
     kind = f"{kubectl.namespace}.example/gpu"
@@ -64,7 +66,9 @@ def test_pods_wait_for_a_node_with_their_gpus(kubectl: Kubectl, controller: Cont
     eventually(lambda: places(kubectl, "job-3v1") == [made] * 2, why="the node that comes has both pods")
 
 
-def test_half_a_job_evicts_no_neighbour(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path) -> None:
+def test_servers_do_not_preempt_neighbour_if_whole_job_would_not_fit(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path
+) -> None:
     """The servers of an urgent job would fit once a neighbour is gone, and the whole job never."""
     pool = {"karpenter.sh/nodepool": "gpus", TYPE: "small"}
     small = nodes.add(f"{kubectl.namespace}-small", gpus=3, labels={**HERE, **pool})
@@ -86,7 +90,9 @@ def test_half_a_job_evicts_no_neighbour(kubectl: Kubectl, rights: Path, nodes: F
 
 
 @pytest.mark.parametrize("by", ["nodeSelector", "affinity"])
-def test_a_named_host_is_waited_for(kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, by: str) -> None:
+def test_host_bound_job_waits_for_its_host(
+    kubectl: Kubectl, rights: Path, nodes: FakeNodes, tmp_path: Path, by: str
+) -> None:
     busy = nodes.add(f"{kubectl.namespace}-busy", labels={**HERE, "eks.amazonaws.com/nodegroup": "gpus"})
     term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [busy, "another"]}]}
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}

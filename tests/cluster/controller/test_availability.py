@@ -67,7 +67,9 @@ def replicas(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Itera
         assert "Traceback" not in replica.text(), replica.text()
 
 
-def test_one_leads_and_the_other_takes_over(kubectl: Kubectl, replicas: list[Replica], kubelet: Kubelet) -> None:
+def test_standby_controller_takes_over_when_leader_is_killed(
+    kubectl: Kubectl, replicas: list[Replica], kubelet: Kubelet
+) -> None:
     eventually(lambda: [replica.leads() for replica in replicas].count(True) == 1, why="one leads")
     leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
     eventually(follower.is_ready, why="it has tried what it may list")
@@ -89,7 +91,7 @@ def holder(kubectl: Kubectl) -> str:
     return str(lease["spec"].get("holderIdentity") or "")
 
 
-def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, replicas: list[Replica]) -> None:
+def test_terminating_leader_hands_over_at_once(kubectl: Kubectl, replicas: list[Replica]) -> None:
     eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
     leader, follower = sorted(replicas, key=lambda replica: not replica.leads())
     held = holder(kubectl)
@@ -99,7 +101,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, repl
     eventually(follower.leads, why="the other leads")
 
 
-def test_one_that_stands_by_ends_at_once_when_it_is_asked_to(replicas: list[Replica]) -> None:
+def test_terminating_standby_exits_at_once(replicas: list[Replica]) -> None:
     eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
     follower = next(replica for replica in replicas if not replica.leads())
     follower.stop()
@@ -107,7 +109,7 @@ def test_one_that_stands_by_ends_at_once_when_it_is_asked_to(replicas: list[Repl
     assert "Unclosed" not in follower.text()
 
 
-def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Replica]) -> None:
+def test_leader_that_lost_lease_exits(kubectl: Kubectl, replicas: list[Replica]) -> None:
     eventually(lambda: any(replica.leads() for replica in replicas), why="one leads")
     leader = next(replica for replica in replicas if replica.leads())
     kubectl("patch", "lease", "stage2", "--type=merge", "-p", '{"spec": {"holderIdentity": "somebody"}}')
@@ -115,7 +117,7 @@ def test_a_leader_that_lost_its_lease_ends(kubectl: Kubectl, replicas: list[Repl
     eventually(leader.ended, why="it ends")
 
 
-def test_a_job_costs_a_bounded_number_of_requests_and_none_that_writes_once_it_runs(
+def test_job_startup_requests_are_bounded_and_running_job_causes_no_writes(
     kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     names = [f"job-{index}" for index in range(4)]

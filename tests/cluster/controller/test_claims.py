@@ -80,7 +80,7 @@ def message(kubectl: Kubectl, condition: str) -> str:
     return next((str(item["message"]) for item in conditions if item["type"] == condition), "")
 
 
-def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node_that_has_enough(
+def test_servers_and_learner_get_own_devices_on_single_node_with_enough(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet, offer: Offer, claimed: Object
 ) -> None:
     kubectl.apply(claimed)
@@ -104,7 +104,9 @@ def test_every_server_and_the_learner_hold_a_device_of_their_own_on_the_one_node
     eventually(lambda: held(kubectl) == [], why="its devices are free again")
 
 
-def test_servers_hold_several_devices(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
+def test_server_claim_holds_several_devices(
+    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
+) -> None:
     """Two servers of two GPUs and a learner of one, on a node of five devices; one of three is too small."""
     for body in (claimed, claim_template(kubectl, "two-gpus", 2)):
         kubectl.apply(body)
@@ -131,7 +133,9 @@ def held(kubectl: Kubectl) -> list[str]:
     return [one["metadata"]["name"] for one in claims if one.get("status", {}).get("allocation")]
 
 
-def test_too_small_nodes_come_last(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
+def test_nodes_too_small_for_claims_are_tried_last(
+    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
+) -> None:
     """The job prefers the node that has no device for its learner: by itself it would go there for ever."""
     kubectl.apply(claimed)
     half, whole = offer("half", 3), offer("whole", 4)
@@ -143,7 +147,9 @@ def test_too_small_nodes_come_last(kubectl: Kubectl, controller: Controller, off
     eventually(lambda: places(kubectl) == [whole] * 2, why="the whole job is on the other node", timeout_s=240)
 
 
-def test_a_missing_template_is_named(kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object) -> None:
+def test_missing_claim_template_is_reported(
+    kubectl: Kubectl, controller: Controller, offer: Offer, claimed: Object
+) -> None:
     node = offer("large", 4)
     kubectl.apply(claiming())
     eventually(lambda: f"ResourceClaimTemplate {TEMPLATE}" in message(kubectl, "Training"), why="it is named")

@@ -23,7 +23,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def test_what_pods_are_made_from_stays_while_there_are_any(kubectl: Kubectl) -> None:
+def test_frozen_fields_cannot_change_while_pods_exist(kubectl: Kubectl) -> None:
     assert set(CHANGES) == set(FROZEN)
     kubectl.apply(job())
     for field, value in CHANGES.items():
@@ -37,7 +37,7 @@ def test_what_pods_are_made_from_stays_while_there_are_any(kubectl: Kubectl) -> 
         assert _patched(kubectl, {field: value}) == "", f"a suspended job can be edited: {field}"
 
 
-def test_what_made_the_pods_of_a_job_that_has_succeeded_stays(
+def test_frozen_fields_of_succeeded_job_cannot_change(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     """The refusal advised to suspend it, and then the edit was taken and did nothing."""
@@ -55,7 +55,7 @@ def test_what_made_the_pods_of_a_job_that_has_succeeded_stays(
     eventually(lambda: kubectl.get("rmj", "job-3v1") is None, why="its time is over")
 
 
-def test_a_job_past_its_deadline_runs_again_with_a_larger_one(
+def test_job_past_its_deadline_runs_again_with_larger_deadline(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job(activeDeadlineSeconds=1))  # by the clock: it ends by its deadline
@@ -65,7 +65,7 @@ def test_a_job_past_its_deadline_runs_again_with_a_larger_one(
     assert reason(kubectl, "job-3v1", "Failed") is None
 
 
-def test_a_refused_job_is_deleted_when_its_time_to_live_is_over(kubectl: Kubectl, controller: Controller) -> None:
+def test_refused_job_is_deleted_after_its_ttl(kubectl: Kubectl, controller: Controller) -> None:
     body = job(learner={"gpus": 1, "template": {"spec": {"hostNetwork": True}}}, ttlSecondsAfterFinished=5)
     kubectl.apply(body)
     eventually(lambda: reason(kubectl, "job-3v1", "Failed") == "InvalidSpec", why="the controller refuses it")
@@ -78,7 +78,9 @@ def _patched(kubectl: Kubectl, spec: Object) -> str:
     return done.stderr if done.returncode else ""
 
 
-def test_a_job_past_its_deadline_ends(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_job_past_its_deadline_fails_and_releases_pods(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")
     assert _patched(kubectl, {"activeDeadlineSeconds": 1}) == ""  # by the clock: it ends by its deadline
@@ -87,7 +89,9 @@ def test_a_job_past_its_deadline_ends(kubectl: Kubectl, controller: Controller, 
     eventually(lambda: kubelet.pod("job-3v1", "learner") is None, why="the learner was ended")
 
 
-def test_a_learner_without_tries_gets_no_other_pod(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_learner_without_retries_left_gets_no_new_pod(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 2}))
     kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}
@@ -99,7 +103,7 @@ def test_a_learner_without_tries_gets_no_other_pod(kubectl: Kubectl, controller:
     assert "out of luck, three times" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
 
 
-def test_a_failed_job_runs_again_once_corrected(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_corrected_failed_job_runs_again(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
     kubelet.job_runs("job-3v1")
     kubelet.learner_ends("job-3v1", 1, "out of luck")
@@ -110,7 +114,9 @@ def test_a_failed_job_runs_again_once_corrected(kubectl: Kubectl, controller: Co
     assert reason(kubectl, "job-3v1", "Failed") is None
 
 
-def test_an_evicted_learner_has_not_failed(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_evicted_learner_is_replaced_without_counting_as_failure(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     kubectl.apply(job(learner={"gpus": 1, "backoffLimit": 0}))
     kubelet.job_runs("job-3v1")
     first = kubelet.pod("job-3v1", "learner") or {}

@@ -26,7 +26,9 @@ def node(kubectl: Kubectl, nodes: FakeNodes) -> str:
     return nodes.add(f"{kubectl.namespace}-node", gpus=4, labels=HERE)
 
 
-def test_pods_of_others_take_room(kubectl: Kubectl, neighbour: Kubectl, node: str, controller: Controller) -> None:
+def test_pods_of_other_namespaces_count_as_used_room(
+    kubectl: Kubectl, neighbour: Kubectl, node: str, controller: Controller
+) -> None:
     eventually(lambda: neighbour.run("get", "serviceaccount", "default").returncode == 0, why="pods can be created")
     neighbour.apply(_pod("greedy", node))
     kubectl.apply(job())

@@ -152,7 +152,7 @@ def endure(
         assert "Traceback" not in replica.text(), replica.text()[-3000:]
 
 
-def test_jobs_outlive_killed_controllers_and_pods(kubectl: Kubectl, nodes: FakeNodes, replicas: list[Replica]) -> None:
+def test_jobs_survive_killed_controllers_and_pods(kubectl: Kubectl, nodes: FakeNodes, replicas: list[Replica]) -> None:
     node = nodes.add(f"{kubectl.namespace}-0", gpus=GPUS, labels=HERE)
     kubelets = pretended.Kubelets(kubectl, nodes={node: GPUS}, pretended=frozenset({node}), fates=fates(4), work_s=4.0)
     killer = Killer(7, kubectl, replicas, targets=("controller", *PODS))
@@ -163,7 +163,7 @@ def test_jobs_outlive_killed_controllers_and_pods(kubectl: Kubectl, nodes: FakeN
 
 
 @pytest.mark.skipif("STAGE2_FAULT_SEED" not in os.environ, reason="minutes of chaos, for whoever names a seed")
-def test_every_job_ends_as_it_was_made_to_whatever_is_killed(
+def test_every_job_reaches_its_intended_end_under_random_kills(
     on_local_cluster: Path,
     local_cluster: LocalCluster,
     controller_image: str,

@@ -25,7 +25,7 @@ def kstatus(*jobs: Object) -> list[str]:
     return done.stdout.split()
 
 
-def test_kstatus_computes_of_every_stage_what_the_docs_say() -> None:
+def test_kstatus_matches_documented_state_in_every_stage() -> None:
     reached = {name: stage.reach() for name, stage in STAGES.items()}
     wanted = {name: stage.kstatus for name, stage in STAGES.items()}
     assert dict(zip(reached, kstatus(*reached.values()), strict=True)) == wanted
@@ -33,12 +33,12 @@ def test_kstatus_computes_of_every_stage_what_the_docs_say() -> None:
     assert set(kstatus(*edited)) == {IN_PROGRESS}, "until the controller has seen the edit"
 
 
-def test_a_job_that_no_controller_has_seen_is_not_ready(kubectl: Kubectl) -> None:
+def test_job_unseen_by_controller_is_in_progress_for_kstatus(kubectl: Kubectl) -> None:
     kubectl.apply(job())
     assert kstatus(kubectl.get("rmj", "job-3v1") or {}) == [IN_PROGRESS]
 
 
-def test_a_file_edits_a_running_job_together_with_its_suspension(
+def test_file_edit_with_suspension_changes_running_job(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     def image() -> str | None:
@@ -61,7 +61,7 @@ def test_a_file_edits_a_running_job_together_with_its_suspension(
     kubectl("wait", "--for=condition=Ready", "rmj/job-3v1", "--timeout=600s")
 
 
-def test_who_suspended_a_job_by_hand_is_named(kubectl: Kubectl, controller: Controller) -> None:
+def test_field_manager_that_suspended_job_is_reported(kubectl: Kubectl, controller: Controller) -> None:
     kubectl.apply(job())
     kubectl("patch", "rmj", "job-3v1", "--type=merge", "-p", '{"spec": {"suspend": true}}')
     kubectl.apply(job())
@@ -72,7 +72,9 @@ def test_who_suspended_a_job_by_hand_is_named(kubectl: Kubectl, controller: Cont
     eventually(lambda: phase(kubectl, "job-3v1") != "Suspended", why="it goes on")
 
 
-def test_a_drained_node_is_named_as_one(kubectl: Kubectl, controller: Controller, node: str, kubelet: Kubelet) -> None:
+def test_drained_node_is_reported_as_drained(
+    kubectl: Kubectl, controller: Controller, node: str, kubelet: Kubelet
+) -> None:
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")
     kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=600s")
@@ -82,7 +84,7 @@ def test_a_drained_node_is_named_as_one(kubectl: Kubectl, controller: Controller
     assert reason(kubectl, "job-3v1", "Ready") == "NoSingleNodeFits"
 
 
-def test_what_a_deleted_job_left_without_an_owner_is_named_with_a_command_that_removes_it(
+def test_ownerless_children_of_deleted_job_are_reported_with_delete_command(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job())

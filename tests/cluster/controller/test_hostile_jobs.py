@@ -86,7 +86,7 @@ def works(kubectl: Kubectl, name: str) -> None:
     eventually(lambda: kubectl.get("deployment", f"{name}-rollout"), why=f"{name} gets its servers")
 
 
-def test_a_refusal_of_three_hundred_sentences_is_reported_by_the_job(kubectl: Kubectl, figures: str) -> None:
+def test_refusal_with_three_hundred_errors_is_reported_by_job(kubectl: Kubectl, figures: str) -> None:
     wrong = [{"key": f"key-{index}", "operator": "Exists", "effect": "Never"} for index in range(300)]
     template = {"spec": {"tolerations": wrong}}
     rollout = {**good_job()["spec"]["rollout"], "template": template}
@@ -96,7 +96,7 @@ def test_a_refusal_of_three_hundred_sentences_is_reported_by_the_job(kubectl: Ku
     assert "characters, cut" in message
 
 
-def test_objects_of_any_size_and_depth_harm_themselves_alone(kubectl: Kubectl, figures: str) -> None:
+def test_objects_of_any_size_and_depth_affect_only_themselves(kubectl: Kubectl, figures: str) -> None:
     config = {**good_job()["spec"]["config"], "deepspeed": "HERE"}
     deep = MOST_PARTS - 100
     shapes = {
@@ -132,7 +132,7 @@ def test_objects_of_any_size_and_depth_harm_themselves_alone(kubectl: Kubectl, f
     ],
     ids=["mappings", "lists", "text", "numbers"],
 )
-def test_what_an_api_server_could_not_list_again_is_not_stored(kubectl: Kubectl, text: str, of: str) -> None:
+def test_oversized_or_too_deep_spec_is_refused_by_api_server(kubectl: Kubectl, text: str, of: str) -> None:
     config = {**good_job()["spec"]["config"], "deepspeed": "HERE"}
     refused = sent(kubectl, named("huge", config=config), HERE=text)
     assert refused.returncode != 0
@@ -143,7 +143,7 @@ def test_what_an_api_server_could_not_list_again_is_not_stored(kubectl: Kubectl,
 @pytest.mark.parametrize(
     "text", ['{"a":' * (DEEPEST - 10) + "1" + "}" * (DEEPEST - 10), json.dumps([1] * 400_000)], ids=["deep", "wide"]
 )
-def test_nor_is_it_beside_a_spec_that_stays_as_it_is(kubectl: Kubectl, text: str) -> None:
+def test_oversized_or_too_deep_top_level_key_is_refused_by_api_server(kubectl: Kubectl, text: str) -> None:
     kubectl("apply", "-f", "-", stdin=named("mine"))
     refused = replaced(kubectl, "mine", "junk", text)
     assert refused.returncode != 0
@@ -162,7 +162,9 @@ def neighbours(admin: Kubectl) -> Iterator[Kubectl]:
     admin("delete", "namespace", name, "--wait=false")
 
 
-def test_a_repair_waits_for_no_other_tenant(kubectl: Kubectl, neighbours: Kubectl, node: str, tmp_path: Path) -> None:
+def test_repair_of_job_is_not_delayed_by_other_tenants(
+    kubectl: Kubectl, neighbours: Kubectl, node: str, tmp_path: Path
+) -> None:
     both = f"--namespace={neighbours.namespace}"
     running = Controller(kubectl.kubeconfig, kubectl.namespace, tmp_path / "controller.log", both)
     running.start()

@@ -40,7 +40,9 @@ def release(helm: str, kubectl: Kubectl, controller_image: str) -> Helm:
     return Helm(helm, kubectl, controller_image)
 
 
-def test_running_jobs_do_not_notice_releases(release: Helm, kubectl: Kubectl, node: str, kubelet: Kubelet) -> None:
+def test_helm_upgrade_rollback_and_uninstall_leave_running_job_untouched(
+    release: Helm, kubectl: Kubectl, node: str, kubelet: Kubelet
+) -> None:
     release.upgrade()
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")

@@ -10,7 +10,7 @@ from tests.cluster.controller.test_placement import message
 NETWORK_POLICIES = "count/networkpolicies.networking.k8s.io"
 
 
-def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_job_goes_from_pending_to_succeeded(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
     eventually(lambda: phase(kubectl, "job-3v1") == "Starting", why="its servers have a node")
@@ -31,7 +31,7 @@ def test_a_job_lives_from_pending_to_succeeded(kubectl: Kubectl, controller: Con
     eventually(lambda: told <= {one["reason"] for one in kubectl.list("events")}, why="events follow the status")
 
 
-def test_a_configuration_error_is_not_retried(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_configuration_error_is_not_retried(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.servers_answer("job-3v1")
     kubelet.learner_runs("job-3v1")
@@ -41,7 +41,7 @@ def test_a_configuration_error_is_not_retried(kubectl: Kubectl, controller: Cont
     assert "must exist" in (kubectl.get("rmj", "job-3v1") or {})["status"]["message"]
 
 
-def test_deleting_a_job_deletes_all_that_it_owns(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_deleting_job_deletes_all_its_children(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     children = [
         child for child in kinds.CHILDREN if child not in (kinds.WORKLOAD, kinds.JOBSET)
     ]  # of one node, unqueued
@@ -59,7 +59,9 @@ def test_deleting_a_job_deletes_all_that_it_owns(kubectl: Kubectl, controller: C
     eventually(lambda: not there(), why="no child is left")
 
 
-def test_a_failed_job_runs_once_applied_again(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_failed_job_that_is_deleted_and_applied_again_runs(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     def hold(*finalizers: str) -> None:
         """Keeps the old learner Job from going, as a slow garbage collector would; none: lets it go."""
         patch = json.dumps({"metadata": {"finalizers": list(finalizers)}})
@@ -81,7 +83,7 @@ def test_a_failed_job_runs_once_applied_again(kubectl: Kubectl, controller: Cont
     kubelet.job_runs("job-3v1")
 
 
-def test_a_job_waits_until_a_foreign_child_is_gone(kubectl: Kubectl, controller: Controller) -> None:
+def test_job_waits_until_foreign_object_with_childs_name_is_gone(kubectl: Kubectl, controller: Controller) -> None:
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "job-3v1-config"}, "data": {"a": "b"}}
     kubectl.apply(theirs)
     before = kubectl.get("configmap", "job-3v1-config")
@@ -96,7 +98,7 @@ def test_a_job_waits_until_a_foreign_child_is_gone(kubectl: Kubectl, controller:
     eventually(lambda: reason(kubectl, "job-3v1", "ChildrenApplied") == "Applied", why="the status says so")
 
 
-def test_a_resumed_job_has_the_same_learner(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_resumed_job_recreates_same_learner(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     def step() -> int | None:
         found: int | None = (kubectl.get("rmj", "job-3v1") or {})["status"].get("step")
         return found
@@ -127,7 +129,9 @@ def test_a_resumed_job_has_the_same_learner(kubectl: Kubectl, controller: Contro
     eventually(lambda: step() == 5, why="the progress of the new learner is reported")
 
 
-def test_servers_that_never_answer_fail_the_job(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_servers_that_never_answer_fail_job_at_start_deadline(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     kubectl.apply(job(learner={"gpus": 1, "startDeadlineSeconds": 5}))  # by the clock: no server answers
     kubelet.servers_answer("job-3v1", ready=False)
     kubectl("wait", "--for=condition=Failed", "rmj/job-3v1", "--timeout=600s")
@@ -135,7 +139,7 @@ def test_servers_that_never_answer_fail_the_job(kubectl: Kubectl, controller: Co
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout") is None, why="its GPUs are free")
 
 
-def test_a_child_that_someone_deletes_or_changes_comes_back(kubectl: Kubectl, controller: Controller) -> None:
+def test_deleted_or_changed_child_is_restored(kubectl: Kubectl, controller: Controller) -> None:
     kubectl.apply(job())
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
     kubectl("delete", "service", "job-3v1-rollout")
@@ -148,7 +152,7 @@ def test_a_child_that_someone_deletes_or_changes_comes_back(kubectl: Kubectl, co
     eventually(lambda: replicas() == 1, why="the Deployment is mended")
 
 
-def test_nothing_has_pods_beside_a_refused_child(kubectl: Kubectl, controller: Controller) -> None:
+def test_no_pods_are_created_beside_refused_child(kubectl: Kubectl, controller: Controller) -> None:
     for kind, counted in (("service", "services"), ("secret", "secrets"), ("networkpolicy", NETWORK_POLICIES)):
         body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}}
         kubectl.apply({**body, "spec": {"hard": {counted: "0"}}})
@@ -164,7 +168,9 @@ def test_nothing_has_pods_beside_a_refused_child(kubectl: Kubectl, controller: C
         eventually(lambda mine=mine: len(kubectl.list("deployments", "jobs", selector=mine)) == 2, why="it has pods")
 
 
-def test_what_an_edit_leaves_out_goes_from_a_child(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_field_removed_by_edit_is_removed_from_child(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     body = job()
     body["spec"]["network"] = {"egress": "Closed"}
     kubectl.apply(body)

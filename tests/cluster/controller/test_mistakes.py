@@ -12,21 +12,21 @@ from tests.unit.api.wrong_jobs import Mistake, good_job, mistakes
 MISTAKES = mistakes()
 
 
-def test_the_job_without_mistakes_is_taken(kubectl: Kubectl) -> None:
+def test_valid_job_is_accepted(kubectl: Kubectl) -> None:
     kubectl("apply", "-f", "-", stdin=good_job())
 
 
 @pytest.mark.parametrize(
     "mistake", [item for item in MISTAKES if item.apply], ids=lambda item: item.name.replace(" ", "-")
 )
-def test_the_api_server_refuses(admin: Kubectl, mistake: Mistake) -> None:
+def test_api_server_refuses_mistake(admin: Kubectl, mistake: Mistake) -> None:
     assert mistake.apply
     refused = admin.run("apply", "--dry-run=server", "-f", "-", stdin=mistake.job)
     assert refused.returncode != 0
     assert mistake.apply in refused.stderr
 
 
-def test_what_the_api_server_cannot_know_becomes_a_condition(kubectl: Kubectl, controller: Controller) -> None:
+def test_mistakes_api_server_cannot_see_become_condition(kubectl: Kubectl, controller: Controller) -> None:
     unknowable = [item for item in MISTAKES if not item.apply]
     for index, mistake in enumerate(unknowable):
         job = mistake.job
@@ -40,7 +40,7 @@ def test_what_the_api_server_cannot_know_becomes_a_condition(kubectl: Kubectl, c
     assert not kubectl.list("deployments", "jobs", "secrets")
 
 
-def test_a_template_that_breaks_the_contract_becomes_a_condition(kubectl: Kubectl, controller: Controller) -> None:
+def test_template_that_breaks_contract_becomes_condition(kubectl: Kubectl, controller: Controller) -> None:
     job = good_job()
     job["spec"]["learner"]["template"] = {"spec": {"containers": [{"name": "learner", "command": ["sh"]}]}}
     kubectl("apply", "-f", "-", stdin=job)
@@ -60,7 +60,7 @@ def deep_template() -> Iterator[Object]:
     sys.setrecursionlimit(usual)
 
 
-def test_a_deep_object_harms_itself_alone(kubectl: Kubectl, controller: Controller, deep_template: Object) -> None:
+def test_deeply_nested_job_affects_only_itself(kubectl: Kubectl, controller: Controller, deep_template: Object) -> None:
     deep = good_job()
     deep["metadata"] = {**deep["metadata"], "name": "deep"}
     deep["spec"]["rollout"]["template"] = deep_template
@@ -76,7 +76,7 @@ def test_a_deep_object_harms_itself_alone(kubectl: Kubectl, controller: Controll
         eventually(lambda name=name: kubectl.get("deployment", f"{name}-rollout"), why=f"{name} gets its servers")
 
 
-def test_a_corrected_job_runs(kubectl: Kubectl, controller: Controller) -> None:
+def test_corrected_job_runs(kubectl: Kubectl, controller: Controller) -> None:
     job = good_job()
     job["spec"]["learner"]["template"] = {"spec": {"restartPolicy": "Always"}}
     job["spec"]["suspend"] = True
@@ -86,7 +86,7 @@ def test_a_corrected_job_runs(kubectl: Kubectl, controller: Controller) -> None:
     eventually(lambda: kubectl.get("deployment", "mistaken-rollout"), why="the corrected job gets its servers")
 
 
-def test_explain_reads_well(admin: Kubectl) -> None:
+def test_kubectl_explain_describes_every_field(admin: Kubectl) -> None:
     text = admin("explain", "rmj.spec.rollout")
     assert "Number of vLLM servers" in text
     assert "<none>" not in admin("explain", "rmj.spec", "--recursive")

@@ -25,7 +25,7 @@ def series(replica: Replica, namespace: str) -> dict[str, float]:
     return {name.replace(f"{{{common}}}", "").replace(f"{common},", ""): float(value) for name, value in lines}
 
 
-def test_gpus_that_are_held_without_work_and_rules_that_a_running_job_breaks_are_seen(
+def test_metrics_show_gpus_held_without_work_and_rules_broken_by_running_job(
     kubectl: Kubectl, replica: Replica, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def seen(name: str, value: float = 1) -> None:

@@ -65,7 +65,7 @@ def _of_etcd(url: str, body: object) -> dict:
 
 
 @pytest.mark.alone
-def test_an_api_server_that_is_away_costs_no_pod_and_what_comes_afterwards_is_done(
+def test_api_server_outage_costs_no_pod_and_missed_changes_are_caught_up(
     on_local_cluster: Path,
     local_cluster: LocalCluster,
     kubectl: Kubectl,
@@ -95,7 +95,7 @@ def test_an_api_server_that_is_away_costs_no_pod_and_what_comes_afterwards_is_do
 @pytest.mark.skipif(
     "STAGE2_COMPACTION" not in os.environ, reason="Kubernetes' own controllers take minutes to list everything again"
 )
-def test_a_watch_whose_past_was_compacted_begins_anew_and_misses_nothing(
+def test_expired_watch_restarts_and_misses_nothing(
     on_local_cluster: Path,
     local_cluster: LocalCluster,
     kubectl: Kubectl,
@@ -127,7 +127,7 @@ def test_a_watch_whose_past_was_compacted_begins_anew_and_misses_nothing(
     assert pods(kubectl, "stays") == before
 
 
-def test_a_job_on_a_silent_node_stays_until_a_person_says_that_the_node_is_off(
+def test_job_stays_on_not_ready_node_until_node_is_declared_out_of_service(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     """A silent node may still run the learner: a second one would write to the same checkpoints."""
@@ -182,7 +182,7 @@ def clock(kubectl: Kubectl, tmp_path: Path) -> Clock:
     return Clock(tmp_path / "clock")
 
 
-def test_a_clock_that_jumps_ends_no_job_and_moves_no_lease(
+def test_clock_jump_ends_no_job_and_keeps_lease(
     kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, clock: Clock, tmp_path: Path
 ) -> None:
     """One job starts while the clock is ahead, the other one sees it ahead and behind; each may take an hour."""

@@ -22,7 +22,7 @@ def may(kubectl: Kubectl, person: str, verb: str, what: str = "rolloutmatchingjo
 
 
 @pytest.mark.usefixtures("rights")  # the chart's roles, of which the cluster makes view, edit and admin larger
-def test_who_edits_a_namespace_makes_jobs_who_views_it_reads_them_and_nobody_writes_a_status(kubectl: Kubectl) -> None:
+def test_editor_manages_jobs_viewer_reads_them_and_nobody_writes_status(kubectl: Kubectl) -> None:
     assert not may(kubectl, "stranger", "get")
     viewer, editor, boss = (bind(kubectl, role) for role in ("view", "edit", "admin"))
     refused = kubectl.run("create", f"--as={viewer}", "-f", "-", stdin=job())
@@ -47,7 +47,7 @@ def misspelt(name: str) -> Object:
     return made
 
 
-def test_a_misspelt_key_is_refused_with_and_without_the_policy(kubectl: Kubectl, controller: Controller) -> None:
+def test_misspelled_key_is_refused_with_and_without_admission_policy(kubectl: Kubectl, controller: Controller) -> None:
     """By the policy of admission where that is bound, and by the controller where it is not."""
     lax = ("create", "--validate=false", "-f", "-")
     done = kubectl.run(*lax, stdin=misspelt("bound"))
@@ -65,7 +65,7 @@ def test_a_misspelt_key_is_refused_with_and_without_the_policy(kubectl: Kubectl,
     assert not kubectl.list("deployments", "jobs", "pods")
 
 
-def test_an_account_two_types_of_gpus_and_what_kubectl_shows(
+def test_job_uses_allowed_service_account_and_gpu_type_and_kubectl_get_shows_columns(
     kubectl: Kubectl, rights: Path, nodes: FakeNodes, kubelet: Kubelet, tmp_path: Path
 ) -> None:
     """The pods run as the account that the admin allows, on the one node of two types that are asked for: the learner

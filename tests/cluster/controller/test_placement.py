@@ -22,7 +22,7 @@ def message(kubectl: Kubectl, name: str) -> str:
     return top_message
 
 
-def test_a_job_that_fits_nowhere_has_pending_pods_that_avoid_small_nodes_and_starts_when_a_node_comes(
+def test_pending_pods_avoid_small_nodes_and_start_when_node_is_added(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str
 ) -> None:
     kubectl("cordon", node)
@@ -37,7 +37,7 @@ def test_a_job_that_fits_nowhere_has_pending_pods_that_avoid_small_nodes_and_sta
     eventually(lambda: node_of(kubectl, "job-3v1") == large, why="the status names it")
 
 
-def test_a_node_that_comes_later_gets_the_whole_job_and_a_part_of_one_gets_nothing(
+def test_whole_job_goes_to_new_node_and_never_partly_to_fuller_one(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     """The first job leaves 12 of 16 GPUs: room for the servers of the second, and not for its learner."""
@@ -65,7 +65,7 @@ def refused(kubectl: Kubectl, name: str) -> bool:
     return [item["status"] for item in reported] == ["False", "False"]
 
 
-def test_a_job_that_the_api_server_makes_too_large_for_its_node_gives_back_what_it_holds(
+def test_job_made_too_large_by_admission_gives_back_its_node(
     kubectl: Kubectl, controller: Controller, node: str, kubelet: Kubelet, boxed: str
 ) -> None:
     """On 512 GiB: containers of 100 GiB by the namespace's LimitRange, pods of 120 GiB more by a RuntimeClass."""
@@ -98,7 +98,7 @@ def places(kubectl: Kubectl, name: str) -> list[str]:
     return [pod["spec"].get("nodeName", "") for pod in kubectl.list("pods", selector=f"stage2.dev/job={name}")]
 
 
-def test_tolerations_open_tainted_nodes(kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str) -> None:
+def test_tolerations_allow_tainted_node(kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str) -> None:
     """The scheduler has the last word: both pods have them."""
     kubectl("cordon", node)
     own = {"key": "stage2.dev/team", "value": kubectl.namespace, "effect": "NoSchedule"}
@@ -111,7 +111,7 @@ def test_tolerations_open_tainted_nodes(kubectl: Kubectl, controller: Controller
     eventually(lambda: places(kubectl, "job-3v1") == [tainted] * 2, why="both pods are there")
 
 
-def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
+def test_node_affinity_applies_to_controller_and_scheduler(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     """A fuller node that it excludes, and an emptier one that it prefers among those that it takes."""
@@ -128,7 +128,7 @@ def test_affinity_to_nodes_is_the_controllers_choice_and_the_schedulers(
     eventually(lambda: places(kubectl, "job-3v1") == [wanted] * 2, why="both pods are there")
 
 
-def test_a_neighbour_cannot_take_the_learners_gpu_while_servers_load_or_the_learner_is_started_again(
+def test_neighbour_cannot_take_learner_gpu_while_learner_waits_or_restarts(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     tight = nodes.add(f"{kubectl.namespace}-tight", gpus=4, labels=HERE)
@@ -165,7 +165,7 @@ SECURE = {
 }
 
 
-def test_a_missing_volume_moves_nothing_and_is_reported(kubectl: Kubectl, controller: Controller, node: str) -> None:
+def test_missing_volume_is_reported_and_moves_nothing(kubectl: Kubectl, controller: Controller, node: str) -> None:
     claim = {"name": "data", "mountPath": "/data", "persistentVolumeClaim": {"claimName": "mistyped"}}
     kubectl.apply(job(volumes=[claim]))
     reported = 'persistentvolumeclaim "mistyped" not found'
@@ -178,7 +178,7 @@ def test_a_missing_volume_moves_nothing_and_is_reported(kubectl: Kubectl, contro
     assert {item["metadata"]["uid"] for item in kubectl.list("deployments", "jobs")} == uids
 
 
-def test_servers_without_a_learner_give_their_node_back(kubectl: Kubectl, controller: Controller, node: str) -> None:
+def test_servers_without_learner_release_their_node(kubectl: Kubectl, controller: Controller, node: str) -> None:
     """The learner alone waits for a volume that does not exist: no other node would mend it."""
     volume = {"name": "own", "persistentVolumeClaim": {"claimName": "mistyped"}}
     mounted = {"name": "learner", "volumeMounts": [{"name": "own", "mountPath": "/own"}]}
@@ -216,7 +216,7 @@ def test_jobs_never_share_gpus(
     eventually(lambda: any(node_of(kubectl, name) for name in left), why="one follows")
 
 
-def test_the_whole_job_moves_when_its_node_is_deleted(
+def test_whole_job_moves_when_its_node_is_deleted(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     first = nodes.add(f"{kubectl.namespace}-first", gpus=4, labels=HERE)
@@ -229,7 +229,7 @@ def test_the_whole_job_moves_when_its_node_is_deleted(
     eventually(lambda: places(kubectl, "job-3v1") == [node] * 2, why="both pods are there, and the old ones gone")
 
 
-def test_a_higher_priority_takes_the_node_of_a_lower_one_and_the_lower_one_waits_as_a_whole(
+def test_higher_priority_job_preempts_whole_lower_priority_job(
     kubectl: Kubectl, controller: Controller, nodes: FakeNodes, node: str, kubelet: Kubelet
 ) -> None:
     kubectl("cordon", node)

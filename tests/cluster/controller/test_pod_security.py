@@ -37,7 +37,7 @@ def refusal(kubectl: Kubectl, *pods: Object) -> str:
     return kubectl.run("create", "--dry-run=server", "-f", "-", stdin=listed).stderr
 
 
-def test_the_pods_of_every_example_are_taken_and_one_that_is_changed_is_not(kubectl: Kubectl) -> None:
+def test_example_pods_pass_restricted_pod_security_and_weakened_pod_does_not(kubectl: Kubectl) -> None:
     for path in JOBS:
         pods = list(pods_of(path))
         assert pods

@@ -46,9 +46,7 @@ def tenant(helm: str, admin: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
         yield kubectl
 
 
-def test_the_api_server_judges_each_document_as_the_controller_does(
-    helm: str, admin: Kubectl, kubectl: Kubectl
-) -> None:
+def test_api_server_and_controller_refuse_same_documents(helm: str, admin: Kubectl, kubectl: Kubectl) -> None:
     of_chart = yaml.safe_load((ROOT / "charts" / "stage2" / "values.yaml").read_text(encoding="utf-8"))["policy"]
     del of_chart["admission"]
     policy = read_policy(json.dumps({**of_chart, **dict(value_of(entry) for entry in LISTED)}))
@@ -68,7 +66,7 @@ def value_of(entry: str) -> tuple[str, object]:
     return key, json.loads(value)
 
 
-def test_a_tenant_scales_a_job_within_the_largest_one(tenant: Kubectl) -> None:
+def test_tenant_scales_job_only_within_largest_job_policy(tenant: Kubectl) -> None:
     tenant.apply(job(image="my/trainer:1", volumes=[], rollout={"servers": 2}, suspend=True))
     within, beyond = (
         tenant.run("scale", "rmj/job-3v1", f"--replicas={servers}", "--dry-run=server") for servers in (3, 4)
@@ -77,7 +75,7 @@ def test_a_tenant_scales_a_job_within_the_largest_one(tenant: Kubectl) -> None:
     assert "have 4 GPUs, and servers and learner ask for 5; ask for fewer" in beyond.stderr
 
 
-def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> None:
+def test_tenant_is_refused_risky_overrides_and_too_large_job(tenant: Kubectl) -> None:
     for override, path in RISKY:
         sent = job(image="my/trainer:1", volumes=[], learner={"gpus": 1, "template": override})
         done = tenant.run("create", "--dry-run=server", "--validate=false", "-f", "-", stdin=sent)
@@ -96,7 +94,7 @@ def test_a_tenant_gets_what_training_needs_and_nothing_else(tenant: Kubectl) -> 
 
 
 @pytest.mark.parametrize(("claimed", "taken"), [("one-gpu", True), ("all-gpus", False)])
-def test_a_tenant_names_the_claim_templates_that_the_admin_named(tenant: Kubectl, claimed: str, taken: bool) -> None:
+def test_tenant_may_use_only_claim_templates_of_policy(tenant: Kubectl, claimed: str, taken: bool) -> None:
     rollout = {"servers": 3, "resourceClaimTemplate": claimed}
     learner = {"gpus": 1, "resourceClaimTemplate": claimed}
     mode = {"mode": "Scheduler"}

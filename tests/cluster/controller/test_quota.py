@@ -26,7 +26,7 @@ def pods(kubectl: Kubectl, name: str) -> int:
     return len(kubectl.list("pods", selector=f"stage2.dev/job={name}"))
 
 
-def test_a_job_above_a_quota_has_no_pods_and_starts_once_there_is_room(
+def test_job_over_quota_has_no_pods_and_starts_once_there_is_room(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     allow(kubectl, 3)
@@ -49,7 +49,7 @@ def test_a_job_above_a_quota_has_no_pods_and_starts_once_there_is_room(
     assert "exceeded quota" not in "".join(one["message"] for one in kubectl.list("events")), "nothing tried in vain"
 
 
-def test_of_many_jobs_at_once_only_as_many_start_as_the_quota_takes(kubectl: Kubectl, controller: Controller) -> None:
+def test_only_as_many_jobs_start_at_once_as_quota_allows(kubectl: Kubectl, controller: Controller) -> None:
     allow(kubectl, 8)
     names = [f"job-{index}" for index in range(6)]
     kubectl.apply({"apiVersion": "v1", "kind": "List", "items": [job(name) for name in names]})

@@ -93,7 +93,9 @@ def zonal(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "persistentvolume", name, "--wait=false")
 
 
-def test_node_refusals_move_jobs(kubectl: Kubectl, controller: Controller, add: Callable[..., str], zonal: str) -> None:
+def test_only_refusals_about_node_move_jobs(
+    kubectl: Kubectl, controller: Controller, add: Callable[..., str], zonal: str
+) -> None:
     """Four jobs at a time, for the 15 s in which the scheduler may think better of it are the same for all.
 
     The fullest node is the first choice of each. The controller sees neither volumes nor the neighbours of a node.
@@ -145,7 +147,7 @@ def lowly(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "priorityclass", name)
 
 
-def test_pods_of_less_than_no_priority_make_way_and_what_a_pod_asks_for_as_a_whole_counts(
+def test_pods_with_negative_priority_are_preempted_and_pod_level_requests_count(
     kubectl: Kubectl, controller: Controller, add: Callable[..., str], lowly: str
 ) -> None:
     """A node of 64 cores, of which a neighbour takes 60 by `spec.resources` of its pod, has none for a learner of 8."""

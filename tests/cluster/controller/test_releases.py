@@ -75,7 +75,7 @@ def releases(
     admin("delete", "namespace", other.namespace, "--wait=false")
 
 
-def test_one_release_owns_the_definition(releases: tuple[Release, Release], kubectl: Kubectl) -> None:
+def test_single_release_owns_crd(releases: tuple[Release, Release], kubectl: Kubectl) -> None:
     first, second = releases
     assert first.install("--set=controller.replicas=0") == ""
     owner = (kubectl.get("crd", CRD_NAME) or {})["metadata"]["annotations"][OF_HELM]
@@ -97,7 +97,7 @@ def test_one_release_owns_the_definition(releases: tuple[Release, Release], kube
     assert second.kubectl.list("deployments") != [], "and so does the other release"
 
 
-def test_controllers_of_two_releases_serve_jobs_of_one_name_each_in_its_own_namespace(
+def test_two_releases_serve_same_named_jobs_each_in_own_namespace(
     releases: tuple[Release, Release], helm: str, nodes: FakeNodes, tmp_path: Path
 ) -> None:
     first, second = (release.kubectl for release in releases)
@@ -258,7 +258,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @pytest.mark.in_turns(4)
 @pytest.mark.parametrize("state", STATES, indirect=True)
-def test_an_upgrade_and_its_rollback_lose_and_lock_no_job(
+def test_upgrade_and_rollback_keep_jobs_running_and_editable(
     releases: tuple[Release, Release],
     state: Path,
     kubectl: Kubectl,
@@ -322,7 +322,9 @@ def test_an_upgrade_and_its_rollback_lose_and_lock_no_job(
     assert "Traceback" not in controller.text(), controller.text()
 
 
-def test_a_drain_takes_one_controller(releases: tuple[Release, Release], kubectl: Kubectl, nodes: FakeNodes) -> None:
+def test_drain_evicts_single_controller_at_a_time(
+    releases: tuple[Release, Release], kubectl: Kubectl, nodes: FakeNodes
+) -> None:
     nodes.add(f"{kubectl.namespace}-node", labels=HERE)
     release, _ = releases
     assert release.install(f"--set-json=controller.nodeSelector={json.dumps(HERE)}") == ""

@@ -67,7 +67,7 @@ def answers(kubectl: Kubectl) -> bool:
     return kubectl.run("get", "--raw", "/readyz").returncode == 0
 
 
-def test_a_controller_of_a_restored_api_server_says_so_and_begins_anew(
+def test_controller_restarts_and_relists_after_api_server_is_restored(
     control_plane: ControlPlane, kubectl: Kubectl, tmp_path: Path
 ) -> None:
     """It went on with what no etcd had any more, and its /healthz was well."""

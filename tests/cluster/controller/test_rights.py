@@ -71,7 +71,9 @@ def replicas(kubectl: Kubectl) -> int | None:
     return found["spec"]["replicas"] if found else None
 
 
-def test_rights_are_what_is_needed(kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path) -> None:
+def test_controller_rights_match_what_it_uses(
+    kubectl: Kubectl, node: str, rights: Path, kubelet: Kubelet, tmp_path: Path
+) -> None:
     replica = Replica(rights, kubectl.namespace, tmp_path / "controller.log")
     replica.start()
     try:

@@ -39,7 +39,7 @@ def selector(kubectl: Kubectl) -> Any:
     return (kubectl.get("service", SERVICE) or {})["spec"]["selector"]
 
 
-def test_the_service_leads_to_the_servers_of_this_attempt(
+def test_service_routes_only_to_servers_of_current_attempt(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet, node: str
 ) -> None:
     kubectl.apply(job())
@@ -54,7 +54,9 @@ def test_the_service_leads_to_the_servers_of_this_attempt(
     kubectl("delete", "pod", "left", "--wait=false")
 
 
-def test_addresses_need_no_controller(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_service_addresses_follow_pods_without_controller(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     kubectl.apply(job())
     eventually(lambda: kubelet.pod("job-3v1", names.ROLE_ROLLOUT), why="the servers' pod exists")
     controller.stop(kill=True)

@@ -41,7 +41,7 @@ def applies(kubectl: Kubectl) -> int:
     return sum(int(float(count)) for count in re.findall(pattern % resources, kubectl("get", "--raw", "/metrics")))
 
 
-def test_a_controllers_restart_changes_nothing(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_controller_restart_changes_nothing(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     def restart(stage: str) -> None:
         for kill in (False, True):
             before = settled(kubectl)
@@ -61,7 +61,7 @@ def test_a_controllers_restart_changes_nothing(kubectl: Kubectl, controller: Con
     restart("the learner runs")
 
 
-def test_what_the_controller_missed_is_caught_up(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_changes_missed_by_controller_are_caught_up(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     eventually(lambda: kubectl.get("deployment", "job-3v1-rollout"), why="the Deployment exists")
     controller.stop(kill=True)
@@ -75,7 +75,7 @@ def test_what_the_controller_missed_is_caught_up(kubectl: Kubectl, controller: C
 
 
 @pytest.mark.alone  # applies are counted for the whole API server
-def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_steady_state_causes_no_writes(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     kubectl.apply(job())
     kubelet.job_runs("job-3v1")
     before, applied = settled(kubectl), applies(kubectl)
@@ -88,7 +88,9 @@ def test_a_steady_state_makes_no_write(kubectl: Kubectl, controller: Controller,
     assert applies(kubectl) == applied
 
 
-def test_the_token_survives_a_restart_and_an_edit(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_token_survives_controller_restart_and_job_edit(
+    kubectl: Kubectl, controller: Controller, kubelet: Kubelet
+) -> None:
     kubectl.apply(job())
     secret = eventually(lambda: kubectl.get("secret", "job-3v1-token"), why="the Secret exists")
     kubelet.servers_answer("job-3v1")

@@ -55,7 +55,7 @@ def leaves_what_is_counted(kubectl: Kubectl, node: str, cpus: float) -> None:
 
 
 @pytest.mark.parametrize(("cpus", "spec"), [row[1:] for row in HELD], ids=[row[0] for row in HELD])
-def test_a_pod_holds_what_the_account_counts(kubectl: Kubectl, nodes: FakeNodes, cpus: float, spec: Object) -> None:
+def test_pod_requests_match_scheduler_accounting(kubectl: Kubectl, nodes: FakeNodes, cpus: float, spec: Object) -> None:
     node = nodes.add(f"{kubectl.namespace}-a")
     create(kubectl, node, "there", containers=[container("x", "1")], **spec)
     assert bound(kubectl, "there")

@@ -26,7 +26,7 @@ def restart(controller: Controller) -> None:
     controller.start()
 
 
-def test_a_controller_with_other_defaults_leaves_the_pods_of_a_running_job_alone(
+def test_controller_with_other_defaults_does_not_restart_running_pods(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     """Its hash of the same spec is another one."""
@@ -50,7 +50,7 @@ def test_a_controller_with_other_defaults_leaves_the_pods_of_a_running_job_alone
     assert (status_now["phase"], uids(kubectl)) == ("Running", before)
 
 
-def test_a_running_job_that_a_narrower_policy_refuses_is_managed(
+def test_running_job_refused_by_narrowed_policy_is_still_managed(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kubectl.apply(job(image="my/trainer:1"))
@@ -67,7 +67,7 @@ def test_a_running_job_that_a_narrower_policy_refuses_is_managed(
     assert not kubectl.list("deployments", "jobs")
 
 
-def test_a_secret_that_is_deleted_is_replaced_once_the_pods_that_hold_it_have_ended(
+def test_deleted_secret_is_recreated_after_its_pods_have_ended(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(job())

@@ -80,18 +80,18 @@ WITHOUT_EFFECT: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "patch"), WITHOUT_EFFECT)
-def test_setting_without_effect_beside_its_neighbours_is_named(path: str, patch: dict[str, Any]) -> None:
+def test_setting_without_effect_is_reported(path: str, patch: dict[str, Any]) -> None:
     (idle,) = idle_settings(parse_run_config(patched(BASE, patch)))
     assert idle.path == path
 
 
 @pytest.mark.parametrize("training", ADAMS)
-def test_number_of_adam_is_named_where_the_optimizer_has_none(training: dict[str, Any]) -> None:
+def test_adam_parameter_is_reported_for_optimizer_without_it(training: dict[str, Any]) -> None:
     (idle,) = idle_settings(parse_run_config(patched(BASE, {"training": training})))
     assert idle.path == f"training.{list(training)[1]}"
 
 
-def test_dropout_with_dora_is_named_with_its_factor_though_it_is_the_default() -> None:
+def test_default_lora_dropout_with_dora_is_reported_with_cost() -> None:
     patch = patched(BASE, at("tuner", {"use_dora": True, "lora_dropout": None}))
     (costly,) = idle_settings(parse_run_config(patch))
     assert (costly.path, costly.value) == ("tuner.lora_dropout", 0.05)
@@ -105,13 +105,13 @@ def test_dropout_with_dora_is_named_with_its_factor_though_it_is_the_default() -
         *((f"{MATCHING}.{key}", at(MATCHING, patch)) for key, patch in TOGETHER),
     ],
 )
-def test_an_idle_setting_is_named(path: str, patch: dict[str, Any]) -> None:
+def test_idle_setting_is_reported(path: str, patch: dict[str, Any]) -> None:
     (idle,) = idle_settings(parse_run_config(patched(BASE, patch)))
     assert idle.path == path
     assert idle.value is not None
 
 
-def test_a_configuration_without_idle_settings_gets_no_advice() -> None:
+def test_config_without_idle_settings_gets_no_advice() -> None:
     assert idle_settings(parse_run_config(BASE)) == ()
 
 
@@ -127,11 +127,11 @@ def test_run_that_names_no_recipe_is_advised_to_name_one_whatever_else_it_sets()
 
 
 @pytest.mark.parametrize("key", ALONE_ENOUGH)
-def test_one_key_of_the_recipe_is_enough_against_runaway_answers(key: dict[str, Any]) -> None:
+def test_single_recipe_key_suppresses_advice_on_runaway_answers(key: dict[str, Any]) -> None:
     assert idle_settings(parse_run_config(patched(BASE, at(f"{MATCHING}.recipe", "seeds"), at(MATCHING, key)))) == ()
 
 
-def test_the_recommended_recipe_gives_way_to_keys_that_are_set() -> None:
+def test_recommended_recipe_is_overridden_by_explicit_keys() -> None:
     keys = {"recipe": "recommended", "unmatched_objects": "penalised"}
     own = {"custom": {"coord_soft_ce_w1": {"w1_weight": 0.5}, "extra": {"rollout_matching": keys}}}
     seeds, matching = (

@@ -169,7 +169,7 @@ def misplaced(config: RunConfig, rule: Rule[Any]) -> bool:
     [*((rule, JobSpec) for rule in SPEC_RULES), *((rule, RunConfig) for rule in CONFIG_RULES)],
     ids=lambda one: f"{one.path}: {one.rule}" if isinstance(one, Rule) else one.__name__,
 )
-def test_a_rule_and_its_twin_in_cel_agree(rule: Rule[Any], model: type[JobSpec | RunConfig]) -> None:
+def test_cel_rule_and_python_rule_agree(rule: Rule[Any], model: type[JobSpec | RunConfig]) -> None:
     expression = crd.expression(model, str(rule.cel))
 
     @given(specs(keys_of(rule, ("config",) if model is RunConfig else ())))
@@ -251,17 +251,19 @@ def may_change(key: str, old: Mapping[str, Any], new: Mapping[str, Any], phase: 
 
 @given(SPECS, SPECS, st.sampled_from(PHASES))
 @settings(max_examples=600, deadline=None, derandomize=True)
-def test_frozen_keys_stay_while_there_are_pods(old: dict[str, Any], new: dict[str, Any], phase: str | None) -> None:
+def test_frozen_keys_cannot_change_while_pods_exist(
+    old: dict[str, Any], new: dict[str, Any], phase: str | None
+) -> None:
     changed = {key for key in SAMPLES if meant(old, key) != meant(new, key)}
     assert changes_refused(old, new, phase) == {key for key in changed if not may_change(key, old, new, phase)}
 
 
-def test_an_unchanged_job_breaks_no_rule_of_changes() -> None:
+def test_unchanged_job_breaks_no_update_rule() -> None:
     for spec in JOBS:
         assert changes_refused(spec, spec, "Running") == set()
 
 
-def test_only_python_sees_two_mount_paths_that_are_one_in_other_words() -> None:
+def test_duplicate_mount_paths_in_different_spelling_are_found_only_by_python() -> None:
     spec = copy.deepcopy(JOBS[0])
     paths = (("a", "/a/b"), ("b", "/a//./b/"))
     spec["volumes"] = [{"name": name, "mountPath": path, "emptyDir": {}} for name, path in paths]
@@ -289,7 +291,7 @@ PARTS_OF_PATHS = st.sampled_from(["", ".", "..", "...", "etc", "stage2", "stage2
 
 @given(st.lists(PARTS_OF_PATHS, min_size=1, max_size=6))
 @settings(max_examples=1000, deadline=None, derandomize=True)
-def test_python_and_cel_agree_on_which_paths_belong_to_stage2_however_they_are_written(parts: list[str]) -> None:
+def test_cel_and_python_agree_on_reserved_mount_paths(parts: list[str]) -> None:
     path = "/" + "/".join(parts)
     meant = posixpath.normpath("///" + path)  # two slashes alone would stay
     ours = meant in ("/", "/tmp", "/dev/shm", "/etc/stage2") or f"{meant}/".startswith("/etc/stage2/config/")
@@ -309,5 +311,5 @@ def test_python_and_cel_agree_on_which_paths_belong_to_stage2_however_they_are_w
         *((path, False) for path in ("/etc./stage2", "/tmp\n", "/etc/stage2\n", "/x/etc/stage2")),
     ],
 )
-def test_a_volume_lies_over_nothing_of_stage2_however_its_path_is_written(path: str, refused: bool) -> None:
+def test_volume_may_not_cover_reserved_path_however_spelled(path: str, refused: bool) -> None:
     assert refused_by_both(path) is refused

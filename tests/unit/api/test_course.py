@@ -50,7 +50,7 @@ MATCHING = "custom__extra__rollout_matching__"
         ("global_max_length", 12),
     ],
 )
-def test_what_the_weights_depend_on_counts(path, value):
+def test_settings_that_affect_weights_count(path, value):
     assert path.replace("__", ".") in differing(**{path: value})
 
 
@@ -69,11 +69,11 @@ def test_what_the_weights_depend_on_counts(path, value):
         (MATCHING + "image_cache_gib", 1.0),
     ],
 )
-def test_place_speed_and_logs_do_not(path, value):
+def test_path_speed_and_logging_settings_do_not_count(path, value):
     assert differing(**{path: value}) == set()
 
 
-def test_the_length_counts_only_where_the_rate_depends_on_it():
+def test_run_length_counts_only_if_learning_rate_depends_on_it():
     assert differing(training__max_steps=5) == {"training.max_steps", "training.num_train_epochs"}
     assert differing(training__num_train_epochs=5.0) == {"training.num_train_epochs"}
     constant = {"training__lr_scheduler_type": "constant_with_warmup"}
@@ -82,14 +82,14 @@ def test_the_length_counts_only_where_the_rate_depends_on_it():
     assert course(**plain) == course(**plain, training__max_steps=5), "it never warms up"
 
 
-def test_a_warm_up_that_is_a_share_of_the_run_depends_on_its_length():
+def test_run_length_counts_if_warmup_is_ratio():
     share = {"training__lr_scheduler_type": "constant_with_warmup", "training__warmup_ratio": 0.1}
     assert course(**share) != course(**share, training__max_steps=5)
     steps = {**share, "training__warmup_steps": 7}
     assert course(**steps) == course(**steps, training__max_steps=5)
 
 
-def test_how_to_train_on_names_allow_changes_only_where_it_is_needed():
+def test_advice_to_continue_names_allow_changes_only_where_needed():
     assert to_train_on(Training(output_dir="/o", lr_scheduler_type="constant")) == ("raise training.num_train_epochs")
     assert to_train_on(Training(output_dir="/o", lr_scheduler_type="constant", max_steps=9)) == (
         "raise training.max_steps"
@@ -101,7 +101,7 @@ def test_how_to_train_on_names_allow_changes_only_where_it_is_needed():
     )
 
 
-def test_a_step_has_as_many_records_however_they_are_divided():
+def test_records_per_step_count_independent_of_their_division():
     one = course(training__effective_batch_size=32)
     assert one == course(world_size=4, training__effective_batch_size=32)
     assert one == course(training__gradient_accumulation_steps=32)
@@ -109,7 +109,7 @@ def test_a_step_has_as_many_records_however_they_are_divided():
     assert course(world_size=4, training__gradient_accumulation_steps=32) != one
 
 
-def test_processes_that_share_rows_count_as_one():
+def test_sharded_processes_count_as_single_process():
     vllm = {"mode": "server", "server": {"learners": "sharded"}}
     sharded = {"custom__extra": {"rollout_matching": {"rollout_backend": "vllm", "vllm": vllm}}}
     for records in ("effective_batch_size", "gradient_accumulation_steps"):
@@ -118,5 +118,5 @@ def test_processes_that_share_rows_count_as_one():
         assert found[0][RECORDS_OF_A_STEP] == 6
 
 
-def test_the_keys_that_do_not_count_are_keys():
+def test_ignored_keys_exist_in_config():
     assert (FREE | LENGTH | COMPARED_BY_CONTENT) - set(leaves(RunConfig)) == set()

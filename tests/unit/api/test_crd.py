@@ -45,12 +45,12 @@ def nodes(schema: Schema, path: str) -> Iterator[tuple[str, Schema]]:
 NODES = [*nodes(SPEC, "spec"), *nodes(SCHEMA["properties"]["status"], "status")]
 
 
-def test_every_field_is_described_in_sentences() -> None:
+def test_fields_are_described_in_sentences() -> None:
     undescribed = [path for path, schema in FIELDS if not re.fullmatch(r"[A-Z].+\.", schema.get("description", ""))]
     assert undescribed == []
 
 
-def test_texts_lists_and_mappings_are_bounded_so_that_rules_have_a_known_cost() -> None:
+def test_strings_lists_and_mappings_are_bounded() -> None:
     unbounded = [
         path
         for path, schema in NODES
@@ -61,7 +61,7 @@ def test_texts_lists_and_mappings_are_bounded_so_that_rules_have_a_known_cost() 
     assert unbounded == []
 
 
-def test_integers_are_bounded_on_both_sides_unless_zero_or_less_means_no_limit() -> None:
+def test_integers_are_bounded_unless_non_positive_means_unlimited() -> None:
     open_ended = {
         path.rpartition(".")[2]
         for path, schema in FIELDS
@@ -70,7 +70,7 @@ def test_integers_are_bounded_on_both_sides_unless_zero_or_less_means_no_limit()
     assert open_ended == {"infer_batch_size", "version"}
 
 
-def test_unknown_keys_are_kept_so_that_the_controller_can_refuse_them() -> None:
+def test_unknown_keys_are_preserved_for_controller_to_refuse() -> None:
     sections = [("", SCHEMA), *((path, schema) for path, schema in NODES if path.startswith("spec"))]
     dropping = [
         path
@@ -81,7 +81,7 @@ def test_unknown_keys_are_kept_so_that_the_controller_can_refuse_them() -> None:
     assert dropping == []
 
 
-def test_the_schema_is_structural() -> None:
+def test_schema_is_structural() -> None:
     forbidden = {"$ref", "$defs", "anyOf", "oneOf", "allOf", "not", "const", "title", "nullable", "propertyNames"}
     assert [(path, key) for path, schema in NODES for key in schema if key in forbidden] == []
     untyped = [path for path, schema in NODES if "type" not in schema]
@@ -93,7 +93,7 @@ def test_the_schema_is_structural() -> None:
     }
 
 
-def test_only_keys_that_belong_to_someone_else_are_open() -> None:
+def test_only_third_party_keys_accept_anything() -> None:
     open_paths = {
         path
         for path, schema in NODES
@@ -111,18 +111,18 @@ def test_only_keys_that_belong_to_someone_else_are_open() -> None:
     }
 
 
-def test_the_training_yaml_keeps_the_form_in_which_it_was_pasted() -> None:
+def test_training_config_gets_no_defaults() -> None:
     filled = {path for path, schema in FIELDS if "default" in schema}
     assert filled
     assert not [path for path in filled if path.startswith(("spec.config", "status"))]
 
 
-def test_a_setting_with_few_values_is_a_choice_not_free_text() -> None:
+def test_settings_with_few_values_are_enums() -> None:
     choices = {path.rpartition(".")[2] for path, schema in FIELDS if "enum" in schema}
     assert {"mode", "phase", "decode_mode", "ot_cost", "train_type", "imagePullPolicy", "rollout_backend"} <= choices
 
 
-def test_every_rule_has_a_way_out_and_names_an_existing_field() -> None:
+def test_cel_rules_have_advice_and_existing_field_path() -> None:
     for model, schema in ((job.JobSpec, SPEC), (RunConfig, SPEC["properties"]["config"])):
         for validation in schema["x-kubernetes-validations"]:
             assert "; " in validation["message"]
@@ -130,7 +130,7 @@ def test_every_rule_has_a_way_out_and_names_an_existing_field() -> None:
             assert key_paths.field_at(model, validation["fieldPath"].strip(".").split(".")) is not None
 
 
-def test_every_rule_reads_keys_that_exist() -> None:
+def test_cel_rules_read_existing_keys() -> None:
     for model, rules in ((job.JobSpec, JOB_RULES), (RunConfig, RUN_RULES)):
         missing = [
             path for rule in rules for path in rule.keys_read() if key_paths.field_at(model, path.split(".")) is None
@@ -138,12 +138,12 @@ def test_every_rule_reads_keys_that_exist() -> None:
         assert missing == []
 
 
-def test_what_pods_are_made_from_is_frozen() -> None:
+def test_frozen_fields_include_everything_pods_are_made_from() -> None:
     assert set(FROZEN) < set(SPEC["properties"])
     assert {"rollout", "learner", "config", "volumes"} <= set(FROZEN)
 
 
-def test_a_default_in_a_rule_is_the_model_s_own() -> None:
+def test_default_in_cel_rule_comes_from_model() -> None:
     assert crd.expression(RunConfig, "$(training.packing)") == "self.?training.?packing.orValue(false)"
     assert crd.expression(RunConfig, "$(global_max_length, 1) > 0") == "self.?global_max_length.orValue(1) > 0"
     assert crd.expression(RunConfig, "$?(global_max_length)") == "self.?global_max_length.hasValue()"
@@ -151,7 +151,7 @@ def test_a_default_in_a_rule_is_the_model_s_own() -> None:
         crd.expression(RunConfig, "$(global_max_length)")
 
 
-def test_printer_columns_read_from_fields_of_the_status() -> None:
+def test_printer_columns_read_status_fields() -> None:
     version = custom_resource_definition()["spec"]["versions"][0]
     columns = {column["name"]: column["jsonPath"] for column in version["additionalPrinterColumns"]}
     assert list(columns) == ["Phase", "Step", "Rollout", "Node", "Queue", "Reason", "Age"]
@@ -169,11 +169,11 @@ def generator() -> Any:
     return module
 
 
-def test_generated_files_are_fresh() -> None:
+def test_generated_files_are_up_to_date() -> None:
     assert generator().stale(ROOT) == "", "run python hack/generate.py"
 
 
-def test_the_check_shows_what_is_stale(tmp_path: Path) -> None:
+def test_check_shows_diff_of_outdated_files(tmp_path: Path) -> None:
     difference = generator().stale(tmp_path)
     assert "+kind: CustomResourceDefinition" in difference
     assert "+# Reference" in difference

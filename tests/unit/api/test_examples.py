@@ -19,12 +19,12 @@ SHIPPED = sorted(ROOT.glob("examples/job-*.yaml"))
 PRESETS = sorted(ROOT.glob("examples/summary_*.yaml"))
 
 
-def test_the_examples_that_the_pages_name_ship() -> None:
+def test_examples_named_in_docs_exist() -> None:
     assert {"job-3v1.yaml", "job-3v1-tiny.yaml"} <= {path.name for path in SHIPPED}
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_a_shipped_job_is_valid_and_has_no_idle_settings(path: Path) -> None:
+def test_shipped_job_is_valid_without_idle_settings(path: Path) -> None:
     for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
         job = parse_job(document)
         assert idle_settings(job.spec.config) == ()
@@ -49,7 +49,7 @@ def editor(path: Path) -> Draft202012Validator:
 
 
 @pytest.mark.parametrize("path", [*SHIPPED, *PRESETS], ids=lambda path: path.name)
-def test_an_example_is_valid_by_the_schema_that_its_first_line_names(path: Path) -> None:
+def test_shipped_file_is_valid_by_schema_in_its_first_line(path: Path) -> None:
     problems = editor(path).iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))
     assert [one.message for one in problems] == []
 
@@ -65,13 +65,13 @@ def test_an_example_is_valid_by_the_schema_that_its_first_line_names(path: Path)
     ],
     ids=lambda change: str(change),
 )
-def test_an_editor_marks_a_mistake(change: dict[str, Any]) -> None:
+def test_json_schema_reports_mistake_in_editor(change: dict[str, Any]) -> None:
     path = ROOT / "examples" / "job-3v1.yaml"
     wrong = merge_patch(yaml.safe_load(path.read_text(encoding="utf-8")), change)
     assert len(list(editor(path).iter_errors(wrong))) == 1
 
 
-def test_job_3v1_is_three_rollout_gpus_and_one_learner_gpu_with_dora_and_packing() -> None:
+def test_job_3v1_uses_three_rollout_gpus_single_learner_gpu_dora_and_packing() -> None:
     spec = parse_job(yaml.safe_load((ROOT / "examples" / "job-3v1.yaml").read_text(encoding="utf-8"))).spec
     assert spec.rollout.servers * spec.rollout.gpus_per_server == 3
     assert spec.learner.gpus == 1
@@ -81,11 +81,11 @@ def test_job_3v1_is_three_rollout_gpus_and_one_learner_gpu_with_dora_and_packing
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.name)
-def test_a_shipped_preset_is_valid_and_has_no_idle_settings(path: Path) -> None:
+def test_shipped_preset_is_valid_without_idle_settings(path: Path) -> None:
     assert idle_settings(preset(path.stem)) == ()
 
 
-def test_the_presets_are_those_of_the_summary_runs() -> None:
+def test_presets_match_documented_summary_runs() -> None:
     base, attributes = preset("summary_1024"), preset("summary_1024_attr_key_recall")
     assert (len(base.rlhf.reward_funcs), len(attributes.rlhf.reward_funcs)) == (11, 12)
     assert (base.data_parallel_size, base.rollout_matching.vllm.tensor_parallel_size) == (6, 1)
@@ -93,7 +93,7 @@ def test_the_presets_are_those_of_the_summary_runs() -> None:
     assert (batches.generation, batches.accumulation, batches.needs_old_logprobs) == (48, 4, False)
 
 
-def test_job_grpo_6v2_is_the_preset_on_one_server_with_six_copies_and_two_learner_processes() -> None:
+def test_job_grpo_6v2_is_summary_preset_with_six_server_gpus_and_two_learners() -> None:
     raw = yaml.safe_load((ROOT / "examples" / "job-grpo-6v2.yaml").read_text(encoding="utf-8"))
     spec = parse_job(raw).spec
     assert (spec.rollout.servers, spec.rollout.gpus_per_server, spec.rollout.port, spec.learner.gpus) == (1, 6, 8080, 2)

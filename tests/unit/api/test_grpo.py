@@ -173,13 +173,13 @@ def good(*patches: dict[str, Any]) -> RunConfig:
     return parse_run_config(patched(GOOD, *patches))
 
 
-def test_the_run_and_the_job_without_mistakes_are_taken() -> None:
+def test_valid_run_and_job_are_accepted() -> None:
     assert run_problems() == ()
     assert job_problems() == ()
 
 
 @pytest.mark.parametrize(("patch", "path", "words"), WRONG, ids=[f"{path}: {words}" for _, path, words in WRONG])
-def test_a_wrong_run_is_refused_with_the_key_and_the_way_out(patch: dict[str, Any], path: str, words: str) -> None:
+def test_invalid_run_is_refused_with_key_and_advice(patch: dict[str, Any], path: str, words: str) -> None:
     (problem,) = run_problems(patch)
     assert problem.path.startswith(path)
     assert words in str(problem)
@@ -187,38 +187,38 @@ def test_a_wrong_run_is_refused_with_the_key_and_the_way_out(patch: dict[str, An
 
 
 @pytest.mark.parametrize(("patch", "path"), [pytest.param(*rest, id=name) for name, *rest in WRONG_ALONE])
-def test_keys_of_grpo_are_refused_where_nothing_turns_it_on(patch: dict[str, Any], path: str) -> None:
+def test_grpo_keys_are_refused_without_rlhf(patch: dict[str, Any], path: str) -> None:
     (problem,) = run_problems({"rlhf": None, "custom": {"trainer_variant": None, **NO_GRPO}}, {"custom": patch})
     assert problem.path == path
     assert "rlhf turns on" in problem.rule
 
 
 @pytest.mark.parametrize(("patch", "path", "words"), [pytest.param(*rest, id=name) for name, *rest in WRONG_JOBS])
-def test_a_wrong_job_is_refused_with_the_key_and_the_way_out(patch: dict[str, Any], path: str, words: str) -> None:
+def test_invalid_job_is_refused_with_key_and_advice(patch: dict[str, Any], path: str, words: str) -> None:
     (problem,) = job_problems(patch)
     assert problem.path == path
     assert words in str(problem)
 
 
-def test_every_rule_has_an_example_that_breaks_it() -> None:
+def test_every_rule_has_breaking_example() -> None:
     broken = {problem.rule for patch, *_ in WRONG for problem in run_problems(patch)}
     alone = {rule.rule for rule in GRPO_RULES if "rlhf turns on" in rule.rule}
     assert {rule.rule for rule in GRPO_RULES} - broken == alone
 
 
 @pytest.mark.parametrize("number", [6, 6.0, "6"])
-def test_numbers_of_the_server_may_be_written_as_ms_swift_writes_them(number: object) -> None:
+def test_server_numbers_are_accepted_as_written_for_ms_swift(number: object) -> None:
     assert good(server(vllm_data_parallel_size=number)).data_parallel_size == 6
 
 
-def test_mappings_of_the_server_may_be_written_as_json() -> None:
+def test_server_mappings_are_accepted_as_json_text() -> None:
     config = good(server(vllm_limit_mm_per_prompt='{"image": 1}', vllm_engine_kwargs='{"seed": 3}'))
     assert config.rollout_matching.vllm.limit_mm_per_prompt == {"image": 1}
     assert config.custom.extra.rollout_server is not None
     assert config.custom.extra.rollout_server.passed_through() == {"seed": 3}
 
 
-def test_the_server_is_described_in_the_terms_that_all_runs_share() -> None:
+def test_server_settings_translate_to_common_vllm_settings() -> None:
     matching = good(rlhf(temperature=0.7, max_completion_length=2048, vllm_server_timeout=300.0)).rollout_matching
     vllm = matching.vllm
     assert vllm.server.resolved_servers() == (ServerAddress("http://127.0.0.1:8080", 51216),)
@@ -227,14 +227,14 @@ def test_the_server_is_described_in_the_terms_that_all_runs_share() -> None:
     assert (matching.max_new_tokens, matching.temperature, matching.repetition_penalty) == (2048, 0.7, 1.0)
 
 
-def test_addresses_that_a_controller_fills_in_come_before_those_of_rlhf() -> None:
+def test_server_addresses_from_controller_override_rlhf() -> None:
     servers = [{"base_url": "http://rollout.ns.svc:8080", "group_port": 5000}]
     filled = {"custom": {"extra": {"rollout_matching": {"vllm": {"server": {"servers": servers}}}}}}
     found = good(filled).rollout_matching.vllm.server.resolved_servers()
     assert found == (ServerAddress("http://rollout.ns.svc:8080", 5000),)
 
 
-def test_the_example_of_the_batch_plan_is_six_answers_eight_times() -> None:
+def test_batch_plan_example_gives_six_prompts_with_eight_answers() -> None:
     batches = good(planned()).grpo_batches(world_size=2)
     assert (batches.per_device, batches.accumulation, batches.generation) == (6, 4, 48)
     assert (batches.steps_per_generation, batches.prompts) == (4, 12)
@@ -242,14 +242,14 @@ def test_the_example_of_the_batch_plan_is_six_answers_eight_times() -> None:
     assert not batches.needs_old_logprobs
 
 
-def test_a_plan_forces_the_server() -> None:
+def test_batch_plan_overrides_server_parallelism() -> None:
     forced = {"force_vllm_data_parallel_size": 3, "force_vllm_tensor_parallel_size": 2, "max_num_seqs_per_gpu": 16}
     config = good(planned(rollout_server=forced), server(vllm_data_parallel_size=None, vllm_tensor_parallel_size=None))
     vllm = config.rollout_matching.vllm
     assert (config.data_parallel_size, vllm.tensor_parallel_size, vllm.max_num_seqs) == (3, 2, 32)
 
 
-def test_a_plan_that_is_off_changes_nothing() -> None:
+def test_disabled_batch_plan_changes_nothing() -> None:
     config = good({"custom": {"grpo": {"batch_plan": {**PLAN, "enabled": False}}}})
     assert config.grpo_batches(world_size=2).per_device == 4
     forced = {"rollout_server": {"force_vllm_tensor_parallel_size": 7}, "enabled": False}
@@ -266,18 +266,18 @@ def test_a_plan_that_is_off_changes_nothing() -> None:
         (rlhf(num_iterations=2), True),
     ],
 )
-def test_old_logprobs_are_needed_when_weights_move_within_a_round(patch: dict[str, Any], *, needed: bool) -> None:
+def test_old_logprobs_are_needed_when_weights_change_within_round(patch: dict[str, Any], *, needed: bool) -> None:
     assert good(patch).grpo_batches(world_size=2).needs_old_logprobs is needed
 
 
-def test_a_batch_that_fits_one_process_may_not_fit_seven() -> None:
+def test_generation_batch_not_divisible_by_world_size_is_reported() -> None:
     assert batch_problems(good(), 2) == []
     (problem,) = batch_problems(good(), 7, root="x.")
     assert (problem.path, problem.value) == ("x.rlhf.generation_batch_size", 48)
     assert "set it to 56" in problem.way_out
 
 
-def test_the_spread_of_each_estimator_is_its_own_unless_it_is_set() -> None:
+def test_reward_scale_defaults_by_advantage_estimator() -> None:
     def scale(**changes: object) -> str:
         found = good(rlhf(**changes)).rlhf
         assert found is not None
@@ -297,7 +297,7 @@ def test_the_spread_of_each_estimator_is_its_own_unless_it_is_set() -> None:
         ({"tuner": {"lora_dropout": 0.1}}, "tuner.lora_dropout"),
     ],
 )
-def test_settings_that_grpo_ignores_get_advice(patch: dict[str, Any], path: str) -> None:
+def test_settings_ignored_by_grpo_get_advice(patch: dict[str, Any], path: str) -> None:
     assert [problem.path for problem in idle_settings(good(patch))] == [path]
 
 
@@ -330,12 +330,12 @@ NAMED = [(why, name, value) for why, options in HARMFUL.items() for name, value 
 
 @pytest.mark.parametrize("spelt", [str, lambda name: name.replace("_", "-")], ids=["as a key", "as a flag"])
 @pytest.mark.parametrize(("why", "name", "value"), NAMED, ids=[f"{why}: {name}" for why, name, _ in NAMED])
-def test_an_engine_argument_that_is_not_of_speed_or_memory_is_refused(why, name, value, spelt):
+def test_engine_argument_beyond_speed_and_memory_is_refused(why, name, value, spelt):
     job = merge_patch(GOOD_JOB, {"spec": {"config": server(vllm_engine_kwargs={"seed": 3, spelt(name): value})}})
     (problem,) = problems_of(parse_job, job)
     assert problem.path == f"spec.config.{SERVER}.vllm_engine_kwargs"
     assert "speed and memory only" in problem.rule
 
 
-def test_none_of_them_is_among_those_of_speed_and_memory():
+def test_refused_engine_arguments_are_not_in_allowed_list():
     assert not ENGINE_OPTIONS & {name for _, name, _ in NAMED}

@@ -18,7 +18,7 @@ def is_build_data(name: str) -> bool:
     return name.startswith("_sysconfigdata_")
 
 
-def test_importing_the_contract_loads_nothing_but_pydantic_and_the_standard_library() -> None:
+def test_stage2_api_imports_only_pydantic_and_standard_library() -> None:
     # -S: no site-packages hooks, so that only what the contract imports is seen.
     code = (
         "import sys\n"

@@ -10,7 +10,7 @@ from stage2_api.parsing import parse_job
 from tests.unit.api.wrong_jobs import good_job, merge_patch, problems_of
 
 
-def test_what_the_api_server_adds_is_taken() -> None:
+def test_fields_added_by_api_server_are_accepted() -> None:
     metadata = {"uid": "u", "generation": 3, "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "7"}
     people = {"managedFields": [{"manager": "kubectl"}], "annotations": {"a": "b"}}
     accepted = {"type": "Accepted", "status": "True", "reason": "Valid", "message": "m"}
@@ -19,14 +19,14 @@ def test_what_the_api_server_adds_is_taken() -> None:
     assert (job.metadata.generation, job.status.phase if job.status else None) == (3, "Running")
 
 
-def test_a_job_survives_being_written_and_read_again() -> None:
+def test_job_round_trips_through_json() -> None:
     job = parse_job(good_job())
     written = json.loads(job.model_dump_json(by_alias=True, exclude_unset=True))
     assert written == good_job()
     assert parse_job(written) == job
 
 
-def test_defaults_of_the_job() -> None:
+def test_job_defaults() -> None:
     raw = good_job()
     raw["spec"] = {"config": raw["spec"]["config"], "rollout": {"servers": 1}}
     spec = parse_job(raw).spec
@@ -52,12 +52,12 @@ def test_defaults_of_the_job() -> None:
     }
 
 
-def test_on_the_cpu_servers_have_one_part_of_their_model() -> None:
+def test_cpu_job_accepts_zero_gpus_per_server() -> None:
     patch = {"gpuResource": "", "rollout": {"gpusPerServer": 0}, "learner": {"gpus": 0}}
     assert parse_job(merge_patch(good_job(), {"spec": patch})).spec.rollout.gpus_per_server == 0
 
 
-def test_a_volume_gives_its_source_as_a_pod_has_it() -> None:
+def test_volume_source_has_form_of_pod_volume() -> None:
     volumes = [
         {"name": "a", "mountPath": "/a", "hostPath": {"path": "/srv/a", "type": "Directory"}},
         {"name": "b", "mountPath": "/b", "readOnly": True, "persistentVolumeClaim": {"claimName": "b"}},
@@ -75,13 +75,13 @@ def test_a_volume_gives_its_source_as_a_pod_has_it() -> None:
     ("patch", "gpus"),
     [({"learner": {"gpus": 4}, "rollout": None}, 4), ({"learner": {"gpus": 0}, "rollout": None, "gpuResource": ""}, 0)],
 )
-def test_colocate_mode_takes_any_number_of_learner_gpus(patch: dict[str, object], gpus: int) -> None:
+def test_colocated_job_accepts_any_number_of_learner_gpus(patch: dict[str, object], gpus: int) -> None:
     colocate = {"config": {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": "colocate"}}}}}}
     job = parse_job(merge_patch(good_job(), {"spec": {**patch, **colocate}}))
     assert job.spec.learner.gpus == gpus
 
 
-def test_colocated_tensor_parallelism_divides_the_learner_gpus() -> None:
+def test_colocated_tensor_parallel_size_must_divide_learner_gpus() -> None:
     vllm = {"mode": "colocate", "tensor_parallel_size": 3}
     patch = {
         "learner": {"gpus": 4},
@@ -111,7 +111,7 @@ BOUNDS = [
 
 
 @pytest.mark.parametrize(("path", "last", "spec"), BOUNDS, ids=[row[0] for row in BOUNDS])
-def test_the_last_number_within_a_bound_is_taken_and_the_next_is_refused(
+def test_largest_allowed_number_is_accepted_and_next_is_refused(
     path: str, last: int, spec: Callable[[int], object]
 ) -> None:
     assert problems_of(parse_job, merge_patch(good_job(), {"spec": spec(last)})) == ()
@@ -120,7 +120,7 @@ def test_the_last_number_within_a_bound_is_taken_and_the_next_is_refused(
 
 
 @pytest.mark.parametrize("raw", [{}, {"spec": []}, {"apiVersion": 1, "kind": 2, "metadata": 3, "spec": 4}])
-def test_what_is_no_job_at_all_is_refused_in_the_same_way(raw: dict[str, object]) -> None:
+def test_malformed_job_is_refused_like_other_mistakes(raw: dict[str, object]) -> None:
     assert "spec" in {problem.path for problem in problems_of(parse_job, raw)}
 
 
@@ -130,14 +130,14 @@ PREFIXES = [("generateName", name) for name in ("A-", "-", "a.", "a_", "n" * 254
 
 
 @pytest.mark.parametrize(("key", "value"), [*NAMES, *NAMESPACES, *PREFIXES])
-def test_names_that_no_api_server_takes_are_refused_with_the_way_out(key: str, value: str) -> None:
+def test_invalid_names_are_refused_with_advice(key: str, value: str) -> None:
     (problem,) = problems_of(parse_job, merge_patch(good_job(), {"metadata": {key: value}}))
     assert (problem.path, problem.value) == (f"metadata.{key}", value)
     assert problem.rule.startswith("must be text of ")
     assert problem.way_out
 
 
-def test_a_job_with_a_prefix_alone_has_the_name_that_an_api_server_would_make() -> None:
+def test_generate_name_yields_name_as_api_server_would() -> None:
     unnamed = {key: value for key, value in good_job().items() if key != "metadata"}
     assert parse_job({**unnamed, "metadata": {"generateName": "a-"}}).metadata.name == "a-xxxxx"
     assert parse_job({**unnamed, "metadata": {"generateName": "a" * 70}}).metadata.name == "a" * 58 + "xxxxx"
@@ -157,5 +157,5 @@ def test_a_job_with_a_prefix_alone_has_the_name_that_an_api_server_would_make() 
         {"generateName": "a.b--"},
     ],
 )
-def test_names_that_an_api_server_takes_are_taken(metadata: dict[str, str]) -> None:
+def test_valid_names_are_accepted(metadata: dict[str, str]) -> None:
     assert parse_job(merge_patch(good_job(), {"metadata": metadata}))

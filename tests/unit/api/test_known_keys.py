@@ -28,7 +28,7 @@ VOLUME = {"name": "d", "mountPath": "/d", "hostPath": {"path": "/d"}}
         ("spec.config.custom.extra.rollout_matching.decodemode", "rollout_matching.decode_mode"),
     ],
 )
-def test_a_misspelt_key_is_refused_and_the_controller_reports_which_was_meant(path: str, near: str | None) -> None:
+def test_misspelled_key_is_refused_and_controller_suggests_right_one(path: str, near: str | None) -> None:
     raw = good_job()
     *sections, key = path.split(".")
     here: Any = raw
@@ -43,7 +43,7 @@ def test_a_misspelt_key_is_refused_and_the_controller_reports_which_was_meant(pa
     assert (near or "remove it") in problem
 
 
-def test_a_key_of_a_list_is_refused_by_the_list() -> None:
+def test_unknown_key_in_list_item_is_reported_for_list() -> None:
     raw = good_job()
     raw["spec"]["volumes"] = [{**VOLUME, "hostPath": {"path": "/d", "tpye": ""}}, {**VOLUME, "name": "e", "mount": ""}]
     shown = admitted(POLICY, raw).partition(": ")[0]
@@ -51,20 +51,20 @@ def test_a_key_of_a_list_is_refused_by_the_list() -> None:
 
 
 @pytest.mark.parametrize("raw", [good_job(), GOOD_JOB, {"metadata": {"name": "x"}}])
-def test_known_keys_pass(raw: Any) -> None:
+def test_known_keys_are_admitted(raw: Any) -> None:
     before = copy.deepcopy(raw)
     assert admitted(POLICY, raw) == ""
     assert raw == before
 
 
 @pytest.mark.parametrize("value", [1, {"a": {"b": 1}}, [1] * 50_000], ids=["small", "nested", "huge"])
-def test_an_unknown_key_next_to_the_spec_is_refused_even_if_the_spec_is_unchanged(value: Any) -> None:
+def test_unknown_top_level_key_is_refused_even_if_spec_is_unchanged(value: Any) -> None:
     old = good_job()
     assert admitted(POLICY, {**old, "junk": value}, old).startswith("junk: not keys of stage2: ")
     assert admitted(POLICY, {**old, "junk": value}, {**old, "junk": 0}).startswith("junk: not keys of stage2: ")
 
 
-def test_a_job_that_has_such_a_key_from_before_can_end_and_lose_it() -> None:
+def test_job_stored_with_unknown_top_level_key_can_end_and_drop_it() -> None:
     """Else nobody takes the finalizer of a deletion off it, and it stays for ever."""
     job = good_job()
     old = {**job, "junk": [{"a": 1}], "more": 1}
@@ -88,7 +88,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("where", FOREIGN)
-def test_a_key_that_another_version_has_left_keeps_nobody_from_an_edit(where: str) -> None:
+def test_unknown_spec_key_from_other_version_does_not_block_edits(where: str) -> None:
     """A newer version has filled it in, or knew it; an older one removed it since."""
     old = good_job()
     FOREIGN[where](old["spec"])
@@ -103,7 +103,7 @@ def test_a_key_that_another_version_has_left_keeps_nobody_from_an_edit(where: st
 
 
 @pytest.mark.parametrize("section", ["rollout", "learner"])
-def test_free_mappings_of_kubernetes_are_not_checked(section: str) -> None:
+def test_free_form_mappings_are_not_checked(section: str) -> None:
     raw = good_job()
     raw["spec"][section]["template"] = {"spec": {"whatever": {}}}
     raw["spec"]["config"]["deepspeed"] = {"zero_optimization": {"stage": 2}}

@@ -22,19 +22,19 @@ def logged(text: str, *, raised: Exception | None = None) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_a_line_break_in_a_message_begins_no_line() -> None:
+def test_line_break_in_message_starts_no_new_line() -> None:
     for end in ("\n", "\r\n", "\x0b", "\x85", "\u2028"):
         (line,) = logged(f"500{end}{FORGED}")
         assert line.endswith(FORGED)
         assert not line.startswith("{")
 
 
-def test_an_escape_sequence_is_written_out() -> None:
+def test_escape_sequences_are_escaped() -> None:
     (line,) = logged("\x1b[2Jäöü \x07")
     assert line.endswith(r"answered \x1b[2Jäöü \x07")
 
 
-def test_no_line_of_a_traceback_begins_at_the_edge() -> None:
+def test_traceback_lines_are_indented() -> None:
     first, *rest = logged("500", raised=ValueError(f"answered\n{FORGED}"))
     assert first.endswith("answered 500")
     assert all(line.startswith("    ") for line in rest)

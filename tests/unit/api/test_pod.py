@@ -77,19 +77,19 @@ GOLDEN_REPORT = (
 )
 
 
-def test_the_report_is_these_bytes() -> None:
+def test_report_json_matches_golden_bytes() -> None:
     assert json.dumps(REPORT.document()) == GOLDEN_REPORT
     assert read_report(json.loads(GOLDEN_REPORT)) == REPORT
 
 
-def test_the_report_of_a_learner_that_has_just_started_has_every_key() -> None:
+def test_report_of_starting_learner_has_every_key() -> None:
     assert json.dumps(LearnerReport(phase="loading").document()) == (
         '{"step": 0, "maxSteps": 0, "resumedStep": null, "phase": "loading", "loss": null, "tokensPerSecond": null,'
         ' "bestStep": null, "bestScore": null, "sync": null, "reproducibility": {}, "restarts": 0, "message": ""}'
     )
 
 
-def test_the_reproducibility_record_is_these_bytes() -> None:
+def test_reproducibility_record_json_matches_golden_bytes() -> None:
     assert json.dumps(RECORD.document()) == GOLDEN_RECORD
     assert ReproducibilityRecord.model_validate_json(GOLDEN_RECORD) == RECORD
 
@@ -114,11 +114,11 @@ WRONG_SYNCS: list[dict[str, object]] = [
 """What no status may hold: the API server would refuse it again and again, for it knows no NaN and bounds each text."""
 
 
-def test_a_sync_of_two_modes_alone_is_a_report() -> None:
+def test_sync_with_only_two_modes_is_accepted() -> None:
     assert read_report({"phase": "training", "sync": MODES}) is not None
 
 
-def test_an_older_learner_s_sync_is_taken_without_what_it_does_not_say() -> None:
+def test_sync_of_older_learner_is_accepted_without_newer_keys() -> None:
     sync = {"version": 3, "requestedMode": "auto", "effectiveMode": "full", "merge": None, "seconds": 0.5}
     report = read_report({"phase": "training", "sync": sync})
     assert report is not None
@@ -126,7 +126,7 @@ def test_an_older_learner_s_sync_is_taken_without_what_it_does_not_say() -> None
 
 
 @pytest.mark.parametrize("reason", ["x" * 512, "错" * 512])
-def test_the_last_report_of_a_learner_with_many_servers_fits_the_termination_log(reason: str) -> None:
+def test_final_report_with_many_servers_fits_termination_log(reason: str) -> None:
     servers = [f"https://a-job-with-a-long-name-rollout.a-namespace.svc:{8000 + n}" for n in range(64)]
     sync = SYNC.model_copy(update={"merge_reason": reason}).pushed(40, 1.0, servers)
     message = "why it failed, " * 60
@@ -139,7 +139,7 @@ def test_the_last_report_of_a_learner_with_many_servers_fits_the_termination_log
     assert read.message == message[:1000]
 
 
-def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
+def test_unknown_keys_and_phases_of_newer_learner_are_accepted() -> None:
     report = read_report({"phase": "dreaming", "mood": "good", "sync": {**json.loads(GOLDEN_REPORT)["sync"], "x": 1}})
     assert report is not None
     assert report.phase == "dreaming"
@@ -171,11 +171,11 @@ def test_a_newer_learner_s_keys_and_phases_are_taken() -> None:
     ],
     ids=lambda document: repr(document)[:60],
 )
-def test_anything_else_is_no_report(document: object) -> None:
+def test_malformed_report_is_rejected(document: object) -> None:
     assert read_report(document) is None
 
 
-def test_a_loss_that_is_no_number_is_reported_as_it_is() -> None:
+def test_nan_loss_is_preserved() -> None:
     report = read_report(json.loads(json.dumps(LearnerReport(phase="training", loss=math.nan).document())))
     assert report is not None
     assert report.loss is not None
@@ -183,11 +183,11 @@ def test_a_loss_that_is_no_number_is_reported_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "Traceback (most recent call last):", "3", "[" * 100_000, '{"step": 1}'])
-def test_a_message_that_somebody_else_wrote_is_no_report(text: str) -> None:
+def test_foreign_termination_message_is_not_report(text: str) -> None:
     assert read_termination_message(text) is None
 
 
-def test_a_deep_message_does_not_end_a_process_that_allows_deep_objects() -> None:
+def test_deeply_nested_message_does_not_crash_process() -> None:
     """The controller does: it must read whatever the API server stores."""
     code = (
         "import sys; sys.setrecursionlimit(100_000)\n"
@@ -198,7 +198,7 @@ def test_a_deep_message_does_not_end_a_process_that_allows_deep_objects() -> Non
 
 
 @given(st.text(max_size=3000), st.integers(0, 5000))
-def test_a_termination_message_is_read_whole_whatever_it_says(message: str, much: int) -> None:
+def test_termination_message_round_trips_whatever_its_text(message: str, much: int) -> None:
     report = REPORT.model_copy(update={"message": message, "reproducibility": {"model": "m" * much}})
     text = termination_message(report)
     assert len(text.encode()) <= LIMIT_BYTES
@@ -211,7 +211,7 @@ def test_a_termination_message_is_read_whole_whatever_it_says(message: str, much
     assert read.reproducibility in ({}, report.reproducibility)
 
 
-def test_a_message_in_chinese_fills_the_termination_log_and_is_cut_there() -> None:
+def test_chinese_message_is_cut_to_fit_termination_log() -> None:
     text = termination_message(LearnerReport(phase="failed", message="错" * 1000))
     read = read_termination_message(text)
     assert read is not None

@@ -26,7 +26,7 @@ def resolved(root: Path, files: Files, name: str = "run.yaml") -> dict[str, Any]
     return resolve_extends(root / name, reader(root, files))
 
 
-def test_mappings_merge_and_everything_else_is_replaced(tmp_path: Path) -> None:
+def test_extended_mappings_merge_and_other_values_are_replaced(tmp_path: Path) -> None:
     base = {"training": {"seed": 1, "report_to": ["a", "b"]}, "model": {"model": "m"}}
     own = {"extends": "base.yaml", "training": {"seed": 2, "report_to": ["c"]}, "model": None}
     assert resolved(tmp_path, {"base.yaml": base, "run.yaml": own}) == {
@@ -35,12 +35,12 @@ def test_mappings_merge_and_everything_else_is_replaced(tmp_path: Path) -> None:
     }
 
 
-def test_earlier_bases_lose_against_later_ones(tmp_path: Path) -> None:
+def test_later_base_config_overrides_earlier_one(tmp_path: Path) -> None:
     files: Files = {"a.yaml": {"x": "a", "y": "a"}, "b.yaml": {"x": "b"}, "run.yaml": {"extends": ["a.yaml", "b.yaml"]}}
     assert resolved(tmp_path, files) == {"x": "b", "y": "a"}
 
 
-def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
+def test_extends_paths_are_relative_to_their_file(tmp_path: Path) -> None:
     files: Files = {
         "base.yaml": {"x": 1},
         "sub/middle.yaml": {"extends": "../base.yaml", "y": 2},
@@ -49,13 +49,13 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path: Path) -> None:
     assert resolved(tmp_path, files) == {"x": 1, "y": 2}
 
 
-def test_a_circle_is_an_error_that_shows_the_way_round(tmp_path: Path) -> None:
+def test_extends_cycle_is_reported_with_its_path(tmp_path: Path) -> None:
     files: Files = {"a.yaml": {"extends": "b.yaml"}, "b.yaml": {"extends": "a.yaml"}}
     with pytest.raises(ConfigError, match=r"a\.yaml → b\.yaml → a\.yaml"):
         resolved(tmp_path, files, "a.yaml")
 
 
-def test_a_base_that_two_files_share_is_no_circle(tmp_path: Path) -> None:
+def test_base_config_shared_by_two_files_is_not_a_cycle(tmp_path: Path) -> None:
     files: Files = {
         "base.yaml": {"x": 1},
         "a.yaml": {"extends": "base.yaml", "a": 1},
@@ -66,13 +66,13 @@ def test_a_base_that_two_files_share_is_no_circle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extends", [5, {"a": 1}, ["a.yaml", 5], [""]])
-def test_anything_but_paths_is_refused(tmp_path: Path, extends: object) -> None:
+def test_extends_other_than_paths_is_refused(tmp_path: Path, extends: object) -> None:
     with pytest.raises(ConfigError, match="relative to this file"):
         resolved(tmp_path, {"run.yaml": {"extends": extends}})
 
 
 @pytest.mark.parametrize("base", ["../base.yaml", "/etc/shadow", "shadow", "sub/../../base.yaml", "outside.yaml"])
-def test_a_base_elsewhere_is_refused_unread(tmp_path: Path, base: str) -> None:
+def test_base_config_outside_folder_is_refused_unread(tmp_path: Path, base: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "outside.yaml").symlink_to(tmp_path / "base.yaml")
     files: Files = {"run/run.yaml": {"extends": base}}
@@ -80,7 +80,7 @@ def test_a_base_elsewhere_is_refused_unread(tmp_path: Path, base: str) -> None:
         resolved(tmp_path, files, "run/run.yaml")
 
 
-def test_a_file_that_many_build_on_is_read_once(tmp_path: Path) -> None:
+def test_base_config_used_many_times_is_read_once(tmp_path: Path) -> None:
     files: Files = {f"{level}.yaml": {"extends": [f"{level + 1}.yaml"] * 10, "y": level} for level in range(40)}
     files["40.yaml"] = {"x": 1}
     read: list[Path] = []
@@ -117,13 +117,13 @@ def problems(*patches: dict[str, Any], root: str = "") -> tuple[Problem, ...]:
     return problems_of(parse_run_config, patched(MINIMAL, *patches), root=root)
 
 
-def test_what_has_to_be_written_is_the_model_the_output_and_the_records() -> None:
+def test_required_keys_are_model_output_dir_and_records() -> None:
     found = problems_of(parse_run_config, matching({"rollout_backend": "hf"}))
     assert {problem.path for problem in found} == {"model", "training", "custom.train_jsonl"}
     assert any("training.output_dir" in problem.way_out for problem in found)
 
 
-def test_problems_carry_the_path_of_the_file_around_the_configuration() -> None:
+def test_problem_paths_include_prefix_of_enclosing_file() -> None:
     (problem,) = problems({"training": {"seed": -1}}, root="spec.config")
     assert str(problem) == (
         "spec.config.training.seed: -1; must be at least 0; change it, or remove the key (default 42)"
@@ -139,7 +139,7 @@ def test_problems_carry_the_path_of_the_file_around_the_configuration() -> None:
         ({"data": {"dataloader_num_workers": 8}}, "training.dataloader_num_workers"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_key_that_was_meant(unknown: dict[str, Any], suggested: str) -> None:
+def test_unknown_key_is_refused_with_suggestion(unknown: dict[str, Any], suggested: str) -> None:
     (problem,) = problems(unknown)
     assert suggested in problem.way_out
 
@@ -154,16 +154,16 @@ def test_an_unknown_key_is_refused_with_the_key_that_was_meant(unknown: dict[str
         ({"training": {"weight_decay": float("nan")}}, "default 0.0"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_with_what_to_write(patch: dict[str, Any], hint: str) -> None:
+def test_value_of_wrong_type_is_refused_with_correct_form(patch: dict[str, Any], hint: str) -> None:
     (problem,) = problems(patch)
     assert hint in problem.way_out
 
 
-def test_an_integer_stands_for_a_number() -> None:
+def test_integer_is_accepted_as_float() -> None:
     assert parse(matching({"ot_epsilon": 10})).rollout_matching.ot_epsilon == 10
 
 
-def test_both_forms_of_addresses_give_the_same_servers() -> None:
+def test_both_address_forms_give_same_servers() -> None:
     preferred = {
         "servers": [{"base_url": "http://a:1/", "group_port": 51216}, {"base_url": "http://b:2", "group_port": 51217}]
     }
@@ -196,7 +196,7 @@ def test_both_forms_of_addresses_give_the_same_servers() -> None:
         ({"base_url": ["http://a:1", "http://b:1"], "group_port": [7, 7]}, "unique"),
     ],
 )
-def test_addresses_that_do_not_fit_are_refused(addresses: dict[str, Any], rule: str) -> None:
+def test_inconsistent_server_addresses_are_refused(addresses: dict[str, Any], rule: str) -> None:
     (problem,) = problems(server(addresses))
     assert rule in problem.rule
     assert problem.path.startswith("custom.extra.rollout_matching.vllm.server")
@@ -227,31 +227,31 @@ ADAPTER = {"enable_lora": True, "sync": {"mode": "adapter"}}
         ({"tuner": {"train_coord_rows": True, "modules_to_save": ["model.lm_head"]}}, "tuner.train_coord_rows"),
     ],
 )
-def test_keys_that_contradict_one_another_are_refused(patch: dict[str, Any], path: str) -> None:
+def test_contradictory_keys_are_refused(patch: dict[str, Any], path: str) -> None:
     (problem,) = problems(patch)
     assert problem.path == path
 
 
-def test_deepspeed_keeps_wide_copies_of_narrow_weights() -> None:
+def test_full_training_of_bfloat16_weights_is_accepted_with_deepspeed() -> None:
     assert not problems({"model": NARROW, "tuner": {"train_type": "full"}, "deepspeed": "zero2.json"})
 
 
-def test_beam_search_is_for_the_hf_backend() -> None:
+def test_hf_backend_accepts_beam_search() -> None:
     assert parse(matching({"decode_mode": "beam", "num_beams": 4})).rollout_matching.num_beams == 4
 
 
 @pytest.mark.parametrize(("batch", "world_size", "expected"), [(32, 1, 16), (32, 4, 4), (33, 1, 17), (1, 8, 1)])
-def test_gradient_accumulation_follows_the_effective_batch_size(batch: int, world_size: int, expected: int) -> None:
+def test_gradient_accumulation_follows_effective_batch_size(batch: int, world_size: int, expected: int) -> None:
     config = parse({"training": {"effective_batch_size": batch, "per_device_train_batch_size": 2}})
     assert config.gradient_accumulation_steps(world_size) == expected
 
 
-def test_without_an_effective_batch_size_gradient_accumulation_is_what_is_written_or_one() -> None:
+def test_gradient_accumulation_without_effective_batch_size_is_as_written_or_one() -> None:
     assert parse().gradient_accumulation_steps() == 1
     assert parse({"training": {"gradient_accumulation_steps": 3}}).gradient_accumulation_steps(4) == 3
 
 
-def test_the_length_of_packed_rows_comes_from_the_first_length_that_is_set() -> None:
+def test_packing_length_comes_from_first_length_set() -> None:
     lengths = {"template": {"max_length": 20}, "training": {"packing_length": 30}}
     assert parse(lengths, {"global_max_length": 10}).packing_length == 10
     assert parse(lengths).packing_length == 20
@@ -260,7 +260,7 @@ def test_the_length_of_packed_rows_comes_from_the_first_length_that_is_set() -> 
         _ = parse().packing_length
 
 
-def test_stage_1_settings_of_the_coordinate_loss_count_where_rollout_matching_sets_none() -> None:
+def test_stage_1_coordinate_loss_settings_apply_unless_rollout_matching_sets_them() -> None:
     stage1 = {"custom": {"coord_soft_ce_w1": {"w1_weight": 0.5, "temperature": 2.0, "target_sigma": 3.0}}}
     config = parse(stage1, matching({"target_sigma": 4.0})).rollout_matching
     assert (config.w1_weight, config.temperature_coord, config.target_sigma) == (0.5, 2.0, 4.0)
@@ -271,11 +271,11 @@ def test_stage_1_settings_of_the_coordinate_loss_count_where_rollout_matching_se
     ("deepspeed", "used"),
     [(None, False), ("zero2.json", True), ({"enabled": True, "config": "zero2"}, True), ({"enabled": False}, False)],
 )
-def test_deepspeed_takes_a_file_a_mapping_or_null(deepspeed: object, used: bool) -> None:
+def test_deepspeed_accepts_file_mapping_or_null(deepspeed: object, used: bool) -> None:
     assert parse_run_config({**MINIMAL, "deepspeed": deepspeed}).uses_deepspeed is used
 
 
-def test_what_vllm_takes_when_unset_depends_on_its_neighbours() -> None:
+def test_vllm_defaults_depend_on_related_settings() -> None:
     vllm = parse().rollout_matching.vllm
     assert vllm.resolved_load_format == "dummy"
     assert (vllm.resolved_tensor_parallel_size(4), vllm.resolved_tensor_parallel_size(2)) == (4, 1)
@@ -321,14 +321,14 @@ def test_argument_of_the_engine_at_both_places_is_refused() -> None:
         ({"quantization": "awq"}, "computed from the weights that a push brings"),
     ],
 )
-def test_an_argument_of_the_engine_that_breaks_syncs_or_has_a_key_is_refused(engine: object, words: str) -> None:
+def test_engine_argument_that_breaks_sync_or_has_own_key_is_refused(engine: object, words: str) -> None:
     (problem,) = problems_of(parse, matching({"vllm": {"engine": engine}}))
     assert words in problem.rule
     assert problem.path.endswith("vllm.engine")
 
 
 @pytest.mark.parametrize("speculation", ["frame", "ngram"])
-def test_asynchronous_scheduling_is_refused_beside_drafts(speculation: str) -> None:
+def test_async_scheduling_is_refused_with_speculation(speculation: str) -> None:
     for engine in ({"async-scheduling": True}, {"async_scheduling": "true"}, {"async_scheduling": 1}):
         (problem,) = problems_of(parse, matching({"vllm": {"speculation": speculation, "engine": engine}}))
         assert problem.path.endswith("vllm.engine")
@@ -336,7 +336,7 @@ def test_asynchronous_scheduling_is_refused_beside_drafts(speculation: str) -> N
     assert parse(matching({"vllm": {"speculation": speculation, "engine": {"async_scheduling": False}}}))
 
 
-def test_auto_drafts_nothing_beside_asynchronous_scheduling() -> None:
+def test_auto_speculation_is_off_with_async_scheduling() -> None:
     drafts = {"max_num_seqs": 8}
     for engine, drafted in (({}, True), ({"async_scheduling": True}, False)):
         vllm = parse(matching({"vllm": {**drafts, "engine": engine}})).rollout_matching.vllm
@@ -346,18 +346,18 @@ def test_auto_drafts_nothing_beside_asynchronous_scheduling() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("optim", "schedule_free_adamw"), ("lr_scheduler_type", "reduce_lr_on_plateau")]
 )
-def test_what_stage2_cannot_do_right_is_refused(key: str, value: str) -> None:
+def test_unsupported_optimizer_or_scheduler_is_refused(key: str, value: str) -> None:
     (problem,) = problems_of(parse, {"training": {key: value}})
     assert (problem.path, problem.value) == (f"training.{key}", value)
 
 
-def test_eight_bits_of_the_engine_are_known() -> None:
+def test_eight_bit_engine_settings_are_detected() -> None:
     for vllm in ({"engine": {"quantization": "fp8"}}, {"kv_cache_dtype": "fp8_e5m2"}):
         assert parse(matching({"vllm": vllm})).rollout_matching.vllm.rounds_to_8_bits
     assert not parse(matching({"vllm": {"kv_cache_dtype": "auto"}})).rollout_matching.vllm.rounds_to_8_bits
 
 
-def test_a_file_with_the_keys_that_people_have_is_taken_as_it_is() -> None:
+def test_pasted_config_is_accepted_unchanged() -> None:
     pasted = yaml.safe_load(Path(__file__).with_name("pasted.yaml").read_text(encoding="utf-8"))
     config = parse_run_config(pasted)
     assert config.rollout_matching.target_truncate == 16
@@ -365,7 +365,7 @@ def test_a_file_with_the_keys_that_people_have_is_taken_as_it_is() -> None:
     assert config.rollout_matching.vllm.server.resolved_servers() == (ServerAddress("http://127.0.0.1:8000", 51216),)
 
 
-def test_the_same_file_pasted_into_a_job_needs_nothing_but_its_addresses_removed() -> None:
+def test_pasted_config_in_job_needs_only_its_addresses_removed() -> None:
     pasted = yaml.safe_load(Path(__file__).with_name("pasted.yaml").read_text(encoding="utf-8"))
     job = good_job()
     job["spec"]["config"] = pasted

@@ -25,27 +25,27 @@ def deep(levels, *, by="mapping"):
 
 @pytest.mark.parametrize("by", ["mapping", "list"])
 @pytest.mark.parametrize("levels", [1_000, 9_990])
-def test_a_template_that_is_nested_too_deep_is_refused_by_its_path(levels, by):
+def test_too_deeply_nested_template_is_refused_with_path(levels, by):
     job = good_job()
     job["spec"]["rollout"]["template"] = {"spec": deep(levels, by=by)}
     with pytest.raises(ConfigError, match=r"^spec\.rollout\.template\.spec.*; must not be nested deeper than 64"):
         parse_job(job)
 
 
-def test_so_is_a_configuration():
+def test_too_deeply_nested_config_is_refused_with_path():
     config = good_job()["spec"]["config"] | {"deepspeed": deep(2_000)}
     with pytest.raises(ConfigError, match=r"^spec\.config\.deepspeed.*nested deeper"):
         parse_run_config(config, root="spec.config")
 
 
-def test_the_bound_is_exact():
+def test_nesting_limit_is_exact():
     require_shallow(deep(DEEPEST))
     require_shallow(json.loads("[" * DEEPEST + "1" + "]" * DEEPEST))
     with pytest.raises(ConfigError):
         require_shallow(deep(DEEPEST + 2))
 
 
-def test_the_check_does_not_recurse():
+def test_nesting_check_does_not_recurse():
     limit = sys.getrecursionlimit()
     lists = deep(50_000)
     assert limit < 50_000
@@ -53,7 +53,7 @@ def test_the_check_does_not_recurse():
         require_shallow(lists)
 
 
-def test_aliases_for_more_than_memory_holds_are_visited_once():
+def test_nested_yaml_aliases_are_visited_once():
     laughs: object = "ha"
     for _ in range(DEEPEST - 1):
         laughs = [laughs] * 9
@@ -63,7 +63,7 @@ def test_aliases_for_more_than_memory_holds_are_visited_once():
 
 
 @pytest.mark.parametrize("count", [1, 2, 100_000])
-def test_as_many_problems_are_reported_as_fit_and_how_many_more(count):
+def test_reported_problems_are_cut_to_limit_and_rest_counted(count):
     error = ConfigError(Problem(f"key_{number}", number, "is wrong", "mend it") for number in range(count))
     shown = error.within(1_000).splitlines()
     assert shown[0] == str(error.problems[0])
@@ -71,7 +71,7 @@ def test_as_many_problems_are_reported_as_fit_and_how_many_more(count):
     assert (shown[-1] == f"and {count - len(shown) + 1} more") is (count > 2)
 
 
-def test_one_long_problem_is_cut():
+def test_single_long_problem_is_cut():
     assert len(ConfigError([Problem("x" * 5_000, 1, "is wrong", "mend it")]).within(1_000)) == 1_000
 
 
@@ -97,7 +97,7 @@ def job_with(value: Any) -> dict[str, Any]:
     ],
     ids=["text", "keys", "numbers", "long numbers", "mappings", "lists", "brackets"],
 )
-def test_it_is_refused_with_what_holds_most_and_by_the_api_server(value: Any, of: str) -> None:
+def test_oversized_spec_is_refused_by_parser_and_api_server_naming_largest_section(value: Any, of: str) -> None:
     job = job_with(value)
     with pytest.raises(
         ConfigError, match=rf"^spec\.config: [a-z0-9, ]* {of}.*; the whole spec must have at most [\d,]*; "
@@ -106,7 +106,7 @@ def test_it_is_refused_with_what_holds_most_and_by_the_api_server(value: Any, of
     assert f" {of}; the whole spec must have at most" in admitted(POLICY, job)
 
 
-def test_a_job_that_is_older_than_the_bounds_can_be_suspended_but_does_not_grow() -> None:
+def test_job_accepted_before_size_limits_can_be_suspended_but_not_grow() -> None:
     old, ended = job_with("x" * 2 * LARGEST), job_with("x" * 2 * LARGEST)
     ended["spec"]["suspend"] = True
     assert admitted(POLICY, ended, old) == ""
@@ -128,7 +128,7 @@ def test_a_job_that_is_older_than_the_bounds_can_be_suspended_but_does_not_grow(
     ],
     ids=["mappings", "text"],
 )
-def test_no_row_of_small_edits_leads_past_a_bound(value: Any, more: Any, of: str) -> None:
+def test_size_limit_cannot_be_passed_by_many_small_edits(value: Any, more: Any, of: str) -> None:
     """A suspended job may be edited as often as anybody likes: what each edit adds would add up."""
     old = job_with(value)
     old["spec"]["suspend"] = True
@@ -148,32 +148,32 @@ def test_no_row_of_small_edits_leads_past_a_bound(value: Any, more: Any, of: str
     [([1] * LARGEST, "characters"), ([{}] * MOST_PARTS, "mappings, lists")],
     ids=["numbers", "mappings"],
 )
-def test_keys_next_to_the_spec_are_bounded_too(value: Any, of: str) -> None:
+def test_top_level_keys_beside_spec_are_limited_in_size(value: Any, of: str) -> None:
     with pytest.raises(ConfigError, match=rf"^junk: [a-z0-9, ]* {of}.*; the whole job must have at most [\d,]*; "):
         parse_job({**good_job(), "junk": value})
     noted = {**good_job()["metadata"], "annotations": {"note": "x" * 2 * LARGEST}}
     assert parse_job({**good_job(), "metadata": noted})
 
 
-def test_a_large_job_that_keeps_the_bounds_is_taken() -> None:
+def test_large_job_within_limits_is_accepted() -> None:
     job = job_with({"texts": ["x" * 30_000] * 3, "parts": [{}] * 3_000})
     assert admitted(POLICY, job) == ""
     assert parse_job(job).spec.config.deepspeed == job["spec"]["config"]["deepspeed"]
 
 
-def test_no_spec_within_the_bound_is_nested_as_deep_as_a_decoder_goes() -> None:
+def test_nesting_depth_is_limited_by_number_of_parts() -> None:
     spec = good_job()["spec"] | {"rollout": {"template": deep(MOST_PARTS)}}
     assert parts(spec, most=MOST_PARTS) > MOST_PARTS
     with pytest.raises(ConfigError, match=r"^spec\.rollout: 4,0\d\d|more than 4,000 mappings, lists"):
         require_small({"spec": spec})
 
 
-def test_characters_are_counted_about_as_json_has_them() -> None:
+def test_character_count_approximates_json_length() -> None:
     spec = good_job()["spec"]
     assert characters(spec, most=LARGEST) == pytest.approx(len(json.dumps(spec, separators=(",", ":"))), rel=0.1)
 
 
-def test_aliases_are_counted_only_up_to_the_bound() -> None:
+def test_yaml_aliases_are_counted_only_up_to_limit() -> None:
     laughs: Any = "ha"
     for _ in range(60):
         laughs = [laughs] * 9

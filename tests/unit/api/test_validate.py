@@ -12,25 +12,25 @@ from tests.unit.api.wrong_jobs import Mistake, good_job, mistakes, patched, prob
 MISTAKES = mistakes()
 
 
-def test_the_job_without_mistakes_is_taken() -> None:
+def test_valid_job_is_accepted() -> None:
     assert parse_job(good_job()).spec.rollout.servers == 3
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_a_wrong_job_is_refused_with_one_problem_that_names_field_and_way_out(mistake: Mistake) -> None:
+def test_each_mistake_gives_single_problem_with_field_and_advice(mistake: Mistake) -> None:
     (problem,) = problems_of(parse_job, mistake.job)
     assert problem.path == mistake.path
     assert mistake.rule in str(problem)
     assert problem.way_out
 
 
-def test_all_mistakes_of_one_file_are_reported_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     chosen = ["a misspelt key of the spec", "two learner GPUs beside servers", "a negative temperature"]
     several = [mistake for mistake in MISTAKES if mistake.name in chosen]
     assert set(paths(*(mistake.patch for mistake in several))) == {mistake.path for mistake in several}
 
 
-def test_a_key_that_is_wrong_in_form_brings_no_problems_of_rules_that_read_it() -> None:
+def test_malformed_key_causes_no_further_rule_problems() -> None:
     wrong = {"spec": {"config": {"custom": {"extra": {"rollout_matching": {"vllm": {"mode": 3}}}}}}}
     assert paths(wrong) == ["spec.config.custom.extra.rollout_matching.vllm.mode"]
 
@@ -55,10 +55,10 @@ def paths(*patches: dict[str, Any]) -> list[str]:
     ],
     ids=["missing in an item", "wrong in an item", "a wrong item", "missing", "wrong and needed", "wrong"],
 )
-def test_what_is_wrong_in_form_hides_no_rule_about_other_keys(wrong: dict[str, Any], path: str) -> None:
+def test_malformed_key_does_not_hide_problems_of_other_keys(wrong: dict[str, Any], path: str) -> None:
     assert paths({"spec": wrong}, TWO_GPUS) == [path, "spec.learner.gpus"]
 
 
-def test_a_rule_about_a_list_with_a_wrong_item_is_not_checked() -> None:
+def test_list_rule_is_skipped_if_item_is_malformed() -> None:
     volumes = [{"name": "tmp", "mountPath": "data", "emptyDir": {}}]  # the name is stage2's own
     assert paths({"spec": {"volumes": volumes}}) == ["spec.volumes[0].mountPath"]

@@ -22,7 +22,7 @@ from stage2_trainer.matching.geometry import aabbs
 pytestmark = pytest.mark.in_turns(3, first=1)
 
 
-def test_the_plain_loops_do_the_same_work():
+def test_plain_python_loops_match_library_results():
     pred, gt = (aabbs(side) for side in scene(20, 0.5))
     assert looped_candidates(pred.tolist(), gt.tolist(), 4) == candidate_pairs(pred, gt, 4).tolist()
     costs = np.random.default_rng(0).random((20, 20))
@@ -30,27 +30,27 @@ def test_the_plain_loops_do_the_same_work():
     assert looped_assignment(costs.tolist()) == found
 
 
-def test_a_table_shows_amounts_in_its_unit_and_their_ratio():
+def test_table_shows_values_in_unit_and_ratio():
     table = Table("Speed", "ms", 1e3, lambda: iter([Row("all", "peer", 0.002, 0.01, "0")]))
     assert list(table.lines())[-1] == "| all | peer | 2.00 | 10.00 | 5.00 | 0 |\n"
 
 
-def test_the_loss_in_portions_takes_a_fraction_of_the_memory():
+def test_chunked_loss_uses_less_than_half_of_memory():
     shape = (4096, 65536, 8)
     assert peak_bytes(portions, shape) * 2 < peak_bytes(everything, shape)
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(capsys):
+def test_unknown_benchmark_is_refused_with_known_names(capsys):
     with pytest.raises(SystemExit):
         main(["speed"])
     assert ", ".join(BENCHMARKS) in capsys.readouterr().err
 
 
-def test_the_header_tells_versions():
+def test_header_shows_versions():
     assert f"numpy {np.__version__}" in header()
 
 
-def test_what_gloo_is_sent_sealed_is_opened_by_whom_it_is_for():
+def test_sealed_gloo_message_opens_only_with_right_key_and_number():
     plain, opened = torch.arange(300, dtype=torch.int32).to(torch.uint8), torch.zeros(300, dtype=torch.uint8)
     sealed = torch.zeros(300 + raw_gloo.TAG_BYTES, dtype=torch.uint8)
     raw_gloo.seal(plain, sealed, 3, raw_gloo.KEYS[1])
@@ -62,13 +62,13 @@ def test_what_gloo_is_sent_sealed_is_opened_by_whom_it_is_for():
             raw_gloo.unseal(sealed, opened, number, key)
 
 
-def test_the_model_of_a_sync_counts_the_bytes_of_an_8b():
+def test_sync_model_counts_bytes_of_8b_adapter():
     """PEFT on Qwen3-8B's shapes (its config.json) has as many: 43.6 million numbers of A and B, 1.4 of magnitudes."""
     assert sync_model.adapter_bytes() == 4 * 36 * (16 * 75_776 + 38_912)
     assert sync_model.touched_weights() == 36 * 192_937_984
 
 
-def test_the_model_of_a_sync_is_bound_by_the_network_or_by_the_merge():
+def test_sync_model_is_bound_by_network_or_merge():
     free = dataclasses.replace(sync_model.MEASURED, control_s=0.0, link=float("inf"))
     sizes = 2 * sync_model.touched_weights() / sync_model.adapter_bytes()
     for servers in (1, 3):
@@ -80,20 +80,20 @@ def test_the_model_of_a_sync_is_bound_by_the_network_or_by_the_merge():
     assert slow == sorted(slow, reverse=True)
 
 
-def test_a_sync_takes_a_tenth_of_a_step_with_as_many_servers_as_the_model_names():
+def test_scale_model_finds_server_count_at_which_sync_takes_tenth_of_step():
     for link in scale_model.LINKS.values():
         servers = scale_model.enough_for(32, link, step_s=73.0)
         assert scale_model.adapter_s(servers, 32, link) <= 7.3 < scale_model.adapter_s(servers + 1, 32, link)
 
 
-def test_many_sinks_take_a_sync_over_tls_and_a_lost_one_is_left_behind():
+def test_scale_sync_over_tls_survives_killed_receiver():
     layers = scale_sync.Policy()
     with scale_sync.saved(layers) as (policy, folder, _):
         whole, lost, regained = scale_sync.struck(policy, folder, 3, signal.SIGKILL)
         assert max(whole, lost, regained) < scale_sync.PATIENCE_S
 
 
-def test_two_learner_processes_share_the_step_of_slow_servers():
+def test_two_learner_processes_share_step_of_slow_servers():
     with scale_sync.environment(tls=True):
         os.environ[SCALE_VARIABLE] = "100"
         spent, requests = scale_step.run(scale_step.Layout(2, 2, 1, 100.0))

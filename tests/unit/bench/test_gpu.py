@@ -29,13 +29,13 @@ def no_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
-def test_without_a_gpu_it_says_so(no_gpu, capsys):
+def test_missing_gpu_is_reported(no_gpu, capsys):
     assert main(["gpu"]) == EXIT_CONFIG
     assert "no CUDA device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("table", gpu.tables(TINY), ids=lambda table: table.title)
-def test_each_table_has_its_rows(table, monkeypatch):
+def test_gpu_tables_have_expected_rows(table, monkeypatch):
     monkeypatch.setattr(gpu, "installed", lambda module: None)  # their kernels are Triton's
     rows = list(table.rows())
     assert len(rows) == ROWS[table.title]
@@ -44,7 +44,7 @@ def test_each_table_has_its_rows(table, monkeypatch):
     assert all(int(found[1]) == 0 for found in counts if found)
 
 
-def test_a_form_that_memory_has_no_room_for_is_said(monkeypatch):
+def test_loss_variant_that_runs_out_of_memory_is_reported(monkeypatch):
     def too_large(case):
         raise torch.OutOfMemoryError
 
@@ -53,13 +53,13 @@ def test_a_form_that_memory_has_no_room_for_is_said(monkeypatch):
     assert (row.theirs, row.difference) == (float("inf"), "out of memory")
 
 
-def test_a_push_of_other_weights_than_arrived_is_no_figure(monkeypatch):
+def test_push_with_wrong_received_weights_raises(monkeypatch):
     monkeypatch.setattr(gpu_push, "sum_of", lambda tensor: 7.0)  # in this process alone
     with pytest.raises(RuntimeError, match="other weights arrived"):
         gpu_push.seconds("tcp", gpu.tensors(TINY), TINY.device, TINY.bucket)
 
 
-def test_the_header_names_device_and_versions(monkeypatch, tmp_path):
+def test_header_names_gpu_and_versions(monkeypatch, tmp_path):
     asked = tmp_path / "nvidia-smi"
     asked.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.95.05, 143771 MiB'\n")
     asked.chmod(0o755)

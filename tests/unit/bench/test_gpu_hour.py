@@ -17,12 +17,12 @@ PROCESSES = 3  # that hold a context: server, learner, and the one that made the
 
 @pytest.mark.parametrize("transport", MERGED_AT)
 @pytest.mark.parametrize("size", [FULL, TINY], ids=["full", "tiny"])
-def test_the_configuration_is_valid(size, transport, tmp_path):
+def test_config_is_valid(size, transport, tmp_path):
     config = parse_run_config(gpu_hour.configuration(tmp_path, size, transport))
     assert config.rollout_matching.vllm.sync.transport == transport
 
 
-def test_a_learner_of_four_billion_weights_and_its_server_fit_one_gpu(tmp_path):
+def test_learner_and_server_of_4b_model_fit_single_gpu(tmp_path):
     gpu_hour.make_shape(tmp_path / "model", FULL)
     config = parse_run_config(gpu_hour.configuration(tmp_path, FULL, "nccl"))
     found = footprint(config, str(tmp_path / "model"), row_tokens=FULL.row)
@@ -31,7 +31,7 @@ def test_a_learner_of_four_billion_weights_and_its_server_fit_one_gpu(tmp_path):
     assert total(found.learner) + server + PROCESSES * CONTEXT_BYTES < 0.9 * ITS_GPU
 
 
-def test_steps_whose_weights_came_in_another_way_are_an_error():
+def test_steps_with_unexpected_transport_raise():
     step = {
         "step/wall_s": 1.0, "time/rollout_generate_s": 1.0, "rollout/gen_tokens_per_s": 1.0, "time/forward_s": 1.0,
         "packing/post_rollout_fill": 1.0, "loss": 1.0, "sync/bytes": 1.0, "sync/seconds": 1.0, "memory/peak_bytes": 1.0,

@@ -68,7 +68,7 @@ def have_done(one, compared, run):
     shutil.copytree(compared[0].run_folder(run), one.run_folder(run))
 
 
-def test_every_arm_runs_once_from_one_start_and_has_its_figures(compared):
+def test_each_arm_runs_once_from_same_start_and_gets_figures(compared):
     one, told, trained = compared
     expected = [Run(arm, 1) for arm in COMPARED] + [Run(arm, 1, seconds=True) for arm in "acd"]
     assert told == [expected, expected]
@@ -84,7 +84,7 @@ def test_every_arm_runs_once_from_one_start_and_has_its_figures(compared):
     assert len(list(findings.tables(found))) == 2 * (2 + 2 + 1 + len(COMPARED) + 3)
 
 
-def test_a_run_by_seconds_has_as_many_steps_as_arm_b_has_seconds_for(tmp_path):
+def test_timed_run_has_as_many_steps_as_fit_in_time_of_arm_b(tmp_path):
     one = study.Study(tmp_path, Sizes(steps=2), study.learn_here)
     for name, seconds in (("a-1", 1.5), ("b-1", 6.0)):
         folder = tmp_path / "runs" / name
@@ -95,7 +95,7 @@ def test_a_run_by_seconds_has_as_many_steps_as_arm_b_has_seconds_for(tmp_path):
     assert one.steps_of(Run("a", 1, seconds=True)) == 8
 
 
-def test_arms_differ_in_their_trainer_and_targets_alone():
+def test_arms_differ_only_in_trainer_and_targets():
     def terms(name: str) -> dict:
         config = arm_config(ARMS[name], 1, SIZES, Path("start"), Path("data"), Path("out"))
         parse_run_config(config)
@@ -116,7 +116,7 @@ def test_arms_differ_in_their_trainer_and_targets_alone():
     assert rewards["training"]["effective_batch_size"] == SIZES.batch * rewards["rlhf"]["num_generations"]
 
 
-def test_the_tower_is_taught_and_nothing_else(small, tmp_path):
+def test_tower_lesson_trains_only_vision_tower(small, tmp_path):
     one, _ = small
     lesson = tower.TowerLesson(40, 2, 1e-3, SIZES.pixels)
     tower.teach_tower(study.MODEL, one.data / "train.jsonl", tmp_path / "tower", lesson)
@@ -128,7 +128,7 @@ def test_the_tower_is_taught_and_nothing_else(small, tmp_path):
     assert json.loads((tmp_path / "tower" / "tower.json").read_text())["loss"] < 1.0
 
 
-def test_an_object_is_read_from_the_tokens_in_its_box():
+def test_object_is_pooled_from_image_tokens_inside_its_box():
     box = tower.GTObject("one", "bbox", (0, 500, 500, 1000 - 1))
     shares = tower._shares([box], (2, 2)).tolist()
     assert shares == [[0, 0, 1, 0]]
@@ -136,14 +136,14 @@ def test_an_object_is_read_from_the_tokens_in_its_box():
     assert tower._shares([tiny], (4, 4)).sum() == pytest.approx(1)
 
 
-def test_every_size_is_an_option(monkeypatch, tmp_path, capsys):
+def test_sizes_are_command_line_options(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "shown", lambda study, write: print(study.sizes))
     options = [f"--{one.name.replace('_', '-')}={one.default}" for one in fields(Sizes)]
     command.main(["table", str(tmp_path), *options, "--steps=7"])
     assert str(Sizes(steps=7)) in capsys.readouterr().out
 
 
-def test_denser_scenes_are_larger_and_have_more_digits_and_the_tokens_for_them(monkeypatch, tmp_path):
+def test_dense_digits_have_larger_images_more_objects_and_more_tokens(monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(command, "shown", lambda study, write: seen.append(study.sizes))
     command.main(["table", str(tmp_path), "--data=dense-digits", "--steps=7", "--train=6", "--held-out=2"])
@@ -157,7 +157,7 @@ def test_denser_scenes_are_larger_and_have_more_digits_and_the_tokens_for_them(m
     assert (config.rollout_matching.max_new_tokens, config.template.max_pixels) == (256, 128 * 128)
 
 
-def test_a_single_variant_is_set_against_stage_2_without_it(small, compared):
+def test_single_variant_is_compared_with_plain_stage_2(small, compared):
     one, trained = small
     have_done(one, compared, Run("b", 1))
     assert len(list(one.run(["b", "names"], [1], seconds=False))) == 2
@@ -167,7 +167,7 @@ def test_a_single_variant_is_set_against_stage_2_without_it(small, compared):
             found.items()} == {"b": [], "names": ["against_b"]}  # fmt: skip
 
 
-def test_an_arm_after_another_begins_with_that_ones_last_weights(small):
+def test_chained_arm_starts_from_last_weights_of_first_arm(small):
     one, trained = small
     one.prepare()
     assert len(list(one.run(["e", "e+a"], [1], seconds=False))) == 2
@@ -181,7 +181,7 @@ def test_an_arm_after_another_begins_with_that_ones_last_weights(small):
     assert rates == [SIZES.rate, 3e-5]
 
 
-def test_the_best_of_several_answers_is_each_images_best_by_f1_with_class(small, compared):
+def test_best_of_several_answers_is_chosen_per_image_by_class_f1(small, compared):
     one, _ = small
     have_done(one, compared, Run("a", 1))
     right, wrong = (100, 100, 400, 400), (600, 600, 900, 900)
@@ -216,7 +216,7 @@ class Constant:
         return {name: np.full(len(resamples), self._value) for name in findings.FIGURES}
 
 
-def test_an_interval_holds_what_seeds_differ_by():
+def test_interval_covers_variation_between_seeds():
     scores = {1: Constant(0.2), 2: Constant(0.4), 3: Constant(0.6)}
     drawn = findings._draws(scores, np.ones((400, 3)), seed=0)
     found = findings._figures(scores, drawn)
@@ -225,7 +225,7 @@ def test_an_interval_holds_what_seeds_differ_by():
     assert 0.15 < low < 0.3 < 0.5 < high < 0.65
 
 
-def test_a_difference_is_taken_seed_by_seed_with_a_t_interval():
+def test_difference_is_paired_by_seed_with_t_interval():
     every = {"a": {1: Constant(0.4), 2: Constant(0.4), 3: Constant(0.4)},
              "b": {1: Constant(0.5), 2: Constant(0.6), 3: Constant(0.7)}}  # fmt: skip
     found = findings._against(every, np.ones((50, 3)), ("b", "a"))
@@ -237,7 +237,7 @@ def test_a_difference_is_taken_seed_by_seed_with_a_t_interval():
 
 
 @pytest.mark.parametrize("name", ["shapes", "shelves"])
-def test_scenes_have_the_same_shapes_in_each_order(name):
+def test_scenes_have_same_shapes_in_every_order(name):
     by_tops, in_rows, unordered = (
         [shapes.crowd(replace(arms.DATA[name], order=order)).scene("train", index).shapes for index in range(20)]
         for order in ("tops", "rows", "random")
@@ -248,7 +248,7 @@ def test_scenes_have_the_same_shapes_in_each_order(name):
     assert min(map(len, by_tops)) >= 4
 
 
-def test_shelves_are_listed_from_left_to_right_though_their_tops_differ_by_up_to_three_pixels():
+def test_shelves_are_ordered_left_to_right_despite_differing_tops():
     half, differences = arms.DATA["shelves"].side / 2, set()
     for index in range(50):
         listed = [shape.box for shape in shapes.crowd(arms.DATA["shelves"]).scene("train", index).shapes]
@@ -258,7 +258,7 @@ def test_shelves_are_listed_from_left_to_right_though_their_tops_differ_by_up_to
     assert differences == {1, 2, 3, 4}
 
 
-def test_both_orders_of_a_first_stage_1_train_all_of_the_model_on_the_same_scenes(tmp_path):
+def test_stage_1_runs_with_both_orders_train_whole_model_on_same_scenes(tmp_path):
     sizes = replace(arms.DATA["shelves"], train=4, held_out=2)
     shapes.write_pictures(tmp_path, sizes)
     listed = {}
@@ -274,7 +274,7 @@ def test_both_orders_of_a_first_stage_1_train_all_of_the_model_on_the_same_scene
     assert (tmp_path / "start" / "model.safetensors").read_bytes() == (study.MODEL / "model.safetensors").read_bytes()
 
 
-def test_a_fifth_of_the_shapes_is_unlabelled_but_every_held_out_one_is_listed(tmp_path):
+def test_fifth_of_training_shapes_is_unlabelled_but_no_held_out_shape(tmp_path):
     sizes = replace(arms.DATA["unlabelled-shapes"], train=60, held_out=5)
     shapes.write_pictures(tmp_path, sizes)
     listed, held_out = (load_records(tmp_path / f"{name}.jsonl") for name in ("train", "val"))
@@ -284,7 +284,7 @@ def test_a_fifth_of_the_shapes_is_unlabelled_but_every_held_out_one_is_listed(tm
     assert [len(record.objects) for record in held_out] == expected
 
 
-def test_the_chart_shows_each_file(tmp_path):
+def test_chart_can_be_drawn_from_several_result_files(tmp_path):
     files = sorted((ROOT / "bench" / "results").glob("pays-*shapes.json"))
     assert len(files) == 5
     command.main(["chart", str(tmp_path / "chart.png"), "--arms", "e", "--files", *map(str, files)])

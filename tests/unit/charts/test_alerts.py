@@ -222,11 +222,13 @@ def rules(template: Template) -> Mapping[str, Any]:
     return spec
 
 
-def test_each_alert_fires_when_it_has_to_and_only_then(rules: Mapping[str, Any], promtool: str, tmp_path: Path) -> None:
+def test_alerts_fire_only_in_their_case(rules: Mapping[str, Any], promtool: str, tmp_path: Path) -> None:
     _run(CASES, rules, promtool, tmp_path)
 
 
-def test_no_learner_raises_or_silences_an_alert(rules: Mapping[str, Any], promtool: str, tmp_path: Path) -> None:
+def test_learner_metrics_neither_raise_nor_silence_alert(
+    rules: Mapping[str, Any], promtool: str, tmp_path: Path
+) -> None:
     """A learner is its author's own program, and the chart's PodMonitor has it scraped."""
     _run(FORGED, rules, promtool, tmp_path)
 
@@ -242,7 +244,7 @@ def _run(cases: Sequence[Case], rules: Mapping[str, Any], promtool: str, tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(rules: Mapping[str, Any]) -> None:
+def test_every_alert_has_firing_and_silent_case(rules: Mapping[str, Any]) -> None:
     alerts = {rule["alert"] for rule in rules["groups"][0]["rules"]}
     assert len(alerts) == 14
     for fires in (True, False):
@@ -250,7 +252,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not(r
     assert {case.alert for case in FORGED} == alerts
 
 
-def test_alerts_ask_only_for_series_that_the_controller_has(rules: Mapping[str, Any]) -> None:
+def test_alerts_query_only_series_of_controller(rules: Mapping[str, Any]) -> None:
     exported = series_of_the_controller()
     for rule in rules["groups"][0]["rules"]:
         asked = queried(rule["expr"])
@@ -259,7 +261,7 @@ def test_alerts_ask_only_for_series_that_the_controller_has(rules: Mapping[str, 
             assert labels <= exported[figure], rule["alert"]
 
 
-def test_the_runbook_has_a_row_for_each_alert_that_names_symptom_meaning_and_command(rules: Mapping[str, Any]) -> None:
+def test_runbook_has_row_with_symptom_meaning_and_command_per_alert(rules: Mapping[str, Any]) -> None:
     _, _, section = RUNBOOK.read_text(encoding="utf-8").partition("\n## Alerts\n")
     lines = section.partition("\n## ")[0].splitlines()
     rows = [[cell.strip() for cell in line.split(" | ")] for line in lines if line.startswith("| `Stage2")]

@@ -61,7 +61,7 @@ def whole(helm: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("path", [".".join(path) for path in paths(defaults())])
-def test_a_missing_value_counts_as_its_default_or_is_named(helm: str, tmp_path: Path, whole: str, path: str) -> None:
+def test_missing_value_uses_default_or_is_reported_by_name(helm: str, tmp_path: Path, whole: str, path: str) -> None:
     values = deepcopy(defaults())
     *above, last = path.split(".")
     holder = values
@@ -77,7 +77,7 @@ def test_a_missing_value_counts_as_its_default_or_is_named(helm: str, tmp_path: 
 
 
 @pytest.mark.parametrize("path", ["controller.resources", "metrics.dashboard.labels", "image.tag", "policy.largestJob"])
-def test_a_default_may_be_taken_away_by_null(helm: str, tmp_path: Path, path: str) -> None:
+def test_default_can_be_removed_with_null(helm: str, tmp_path: Path, path: str) -> None:
     values = tmp_path / "values.yaml"
     *above, last = path.split(".")
     nested: Values = {last: None}
@@ -100,7 +100,9 @@ MOST = 63  # characters of a label's value, and of a Service's name
 
 @pytest.mark.parametrize("release", ["stage2", "my.rel", "1a", f"{'r' * 52}s", f"1.{'r' * 50}s", "1"])
 @pytest.mark.parametrize("more", [(), (f'nameOverride="{LONG}-b.c"',), (f'fullnameOverride="{LONG}---bcd"',)])
-def test_every_name_is_one_that_the_api_server_takes(template: Template, release: str, more: tuple[str, ...]) -> None:
+def test_object_names_and_labels_are_valid_for_long_or_odd_releases(
+    template: Template, release: str, more: tuple[str, ...]
+) -> None:
     namespace = "n" * 63
     wide = template(*EVERYTHING, *more, release=release, namespace=namespace)
     narrow = template(*EVERYTHING, *more, 'controller.namespaces=["team-a"]', release=release, namespace=namespace)
@@ -113,14 +115,14 @@ def test_every_name_is_one_that_the_api_server_takes(template: Template, release
 
 
 @pytest.mark.parametrize("release", ["stage2", "my.rel", "1a", "r" * 53])
-def test_the_alert_asks_for_the_service_under_the_name_that_it_has(template: Template, release: str) -> None:
+def test_alert_queries_service_by_its_rendered_name(template: Template, release: str) -> None:
     made = template(*EVERYTHING, release=release)
     (service,) = (name for kind, name in made if kind == "Service")
     (rules,) = (one["spec"] for (kind, _), one in made.items() if kind == "PrometheusRule")
     assert f'job="{service}"' in yaml.safe_dump(rules, width=1000)
 
 
-def test_long_releases_of_two_names_in_one_long_namespace_have_cluster_roles_of_their_own(template: Template) -> None:
+def test_long_release_names_get_distinct_cluster_roles(template: Template) -> None:
     def roles(release: str) -> set[str]:
         made = template('controller.namespaces=["team-a"]', release=release, namespace="n" * 63)
         return {name for kind, name in made if kind == "ClusterRole"}
@@ -129,7 +131,7 @@ def test_long_releases_of_two_names_in_one_long_namespace_have_cluster_roles_of_
 
 
 @pytest.mark.parametrize("word", ["123", "1e3", "0x1f", "null", "true", "1.5"])
-def test_a_name_that_yaml_takes_for_something_else_stays_text(template: Template, word: str) -> None:
+def test_name_that_looks_like_other_yaml_type_stays_text(template: Template, word: str) -> None:
     values = (f'fullnameOverride="{word}"', f'serviceAccount.name="{word}"', f'controller.priorityClassName="{word}"')
     for more in ((), (f'controller.namespaces=["{word}"]',) if word.isalnum() else ()):
         made = template(*EVERYTHING, *values, *more, namespace="123")
@@ -165,12 +167,12 @@ def controller_pod(manifests: dict[tuple[str, str], dict[str, Any]]) -> dict[str
     return spec
 
 
-def test_helm_lint_has_nothing_to_say(helm: str) -> None:
+def test_helm_lint_reports_nothing(helm: str) -> None:
     done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_defaults_install_these_objects_and_no_others(template: Template) -> None:
+def test_defaults_install_exactly_these_objects(template: Template) -> None:
     assert set(template()) == {
         CRD,
         ("ValidatingAdmissionPolicy", "rolloutmatchingjobs.stage2.dev"),
@@ -195,12 +197,12 @@ def test_chart_has_files_and_no_links() -> None:
     assert [path.name for path in CHART.rglob("*") if path.is_symlink()] == []
 
 
-def test_the_chart_ships_the_generated_definition(template: Template) -> None:
+def test_chart_ships_generated_crd(template: Template) -> None:
     generated = yaml.safe_load((ROOT / "crds" / "rolloutmatchingjob.yaml").read_text())
     assert template()[CRD]["spec"] == generated["spec"]
 
 
-def test_unknown_keys_are_refused_by_the_policy_that_belongs_to_the_definition(template: Template) -> None:
+def test_admission_policy_for_unknown_keys_is_installed_with_crd(template: Template) -> None:
     name = "rolloutmatchingjobs.stage2.dev"
     generated = yaml.safe_load((ROOT / "crds" / "known-keys.yaml").read_text())
     assert template()["ValidatingAdmissionPolicy", name]["spec"] == generated["spec"]
@@ -210,12 +212,12 @@ def test_unknown_keys_are_refused_by_the_policy_that_belongs_to_the_definition(t
         assert ("ValidatingAdmissionPolicy", name) not in template(value)
 
 
-def test_the_definition_survives_an_uninstall_unless_asked_otherwise(template: Template) -> None:
+def test_crd_survives_uninstall_unless_keep_is_false(template: Template) -> None:
     assert template()[CRD]["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     assert "annotations" not in template("crd.keep=false")[CRD]["metadata"]
 
 
-def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template) -> None:
+def test_listed_namespaces_get_role_each_instead_of_cluster_role(template: Template) -> None:
     manifests = template(
         'controller.namespaces=["team-a","team-b"]', "controller.placement=false", "rbac.aggregate=false"
     )
@@ -228,19 +230,19 @@ def test_named_namespaces_get_a_role_each_and_no_cluster_role(template: Template
     assert {"--namespace=team-a", "--namespace=team-b"} <= set(arguments)
 
 
-def test_named_namespaces_still_see_nodes_and_what_takes_their_room(template: Template) -> None:
+def test_controller_of_listed_namespaces_still_sees_nodes_and_all_pods(template: Template) -> None:
     rules = template('controller.namespaces=["team-a"]')["ClusterRole", "stage2-system.stage2"]["rules"]
     found = {resource for rule in rules for resource in rule["resources"]}
     assert found == {"nodes", "pods", "priorityclasses"}
 
 
 @pytest.mark.parametrize("word", ["true", "false"])
-def test_whether_nodes_may_come_is_passed_to_the_controller(template: Template, word: str) -> None:
+def test_nodes_may_come_value_is_passed_to_controller(template: Template, word: str) -> None:
     made = template(f"controller.nodesMayCome={word}")
     assert f"--nodes-may-come={word}" in controller_pod(made)["containers"][0]["args"]
 
 
-def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -> None:
+def test_controller_may_neither_list_secrets_nor_modify_pods(template: Template) -> None:
     verbs = {
         resource: set(rule["verbs"])
         for rule in template()["ClusterRole", "stage2"]["rules"]
@@ -252,7 +254,7 @@ def test_the_controller_may_not_list_secrets_or_touch_pods(template: Template) -
     assert "*" not in verbs
 
 
-def test_the_controller_pod_satisfies_the_restricted_pod_security_standard(template: Template) -> None:
+def test_controller_pod_satisfies_restricted_pod_security(template: Template) -> None:
     pod = controller_pod(template())
     container = pod["containers"][0]
     assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -319,7 +321,7 @@ def test_service_account_of_somebody_else_must_be_named(template: Template) -> N
     assert "ServiceAccount" not in {kind for kind, _ in made}
 
 
-def test_two_controllers_stand_for_one_another_and_the_one_with_the_lease_works(template: Template) -> None:
+def test_chart_runs_two_controllers_with_leader_election(template: Template) -> None:
     manifests = template()
     assert manifests["Deployment", "stage2"]["spec"]["replicas"] == 2
     assert "--lease=stage2-system/stage2" in controller_pod(manifests)["containers"][0]["args"]
@@ -327,7 +329,7 @@ def test_two_controllers_stand_for_one_another_and_the_one_with_the_lease_works(
     assert (update["resourceNames"], update["verbs"]) == (["stage2"], ["get", "update"])
 
 
-def test_rights_on_kueues_workloads_come_only_with_kueue(template: Template) -> None:
+def test_rights_on_kueue_workloads_require_kueue_value(template: Template) -> None:
     def groups(manifests: dict[tuple[str, str], dict[str, Any]]) -> set[str]:
         return {group for rule in manifests["ClusterRole", "stage2"]["rules"] for group in rule["apiGroups"]}
 
@@ -338,7 +340,7 @@ def test_rights_on_kueues_workloads_come_only_with_kueue(template: Template) -> 
 
 
 @pytest.mark.parametrize("namespaces", ["[]", '["team-a"]'])
-def test_of_events_the_controller_lists_those_of_the_core_alone(template: Template, namespaces: str) -> None:
+def test_controller_lists_only_core_events(template: Template, namespaces: str) -> None:
     manifests = template(f"controller.namespaces={namespaces}")
     rules = [rule for body in manifests.values() for rule in body.get("rules") or () if "events" in rule["resources"]]
     assert {(*rule["apiGroups"], *rule["resources"], *rule["verbs"]) for rule in rules} == {
@@ -346,7 +348,7 @@ def test_of_events_the_controller_lists_those_of_the_core_alone(template: Templa
     }
 
 
-def test_kueues_flavors_are_read_wherever_the_controller_works(template: Template) -> None:
+def test_kueue_flavors_are_readable_even_with_listed_namespaces(template: Template) -> None:
     manifests = template('controller.namespaces=["team-a"]', "controller.placement=false", "controller.kueue=true")
     read = {
         "apiGroups": ["kueue.x-k8s.io"],
@@ -358,14 +360,14 @@ def test_kueues_flavors_are_read_wherever_the_controller_works(template: Templat
     assert read not in template()["ClusterRole", "stage2"]["rules"]
 
 
-def test_metrics_are_scraped_only_when_asked_for(template: Template) -> None:
+def test_service_monitor_is_rendered_when_enabled(template: Template) -> None:
     monitored = template("metrics.serviceMonitor.enabled=true", 'metrics.serviceMonitor.labels={"release":"p"}')
     assert monitored["ServiceMonitor", "stage2"]["metadata"]["labels"]["release"] == "p"
     service = monitored["Service", "stage2-metrics"]
     assert service["spec"]["ports"][0]["targetPort"] == controller_pod(monitored)["containers"][0]["ports"][0]["name"]
 
 
-def test_the_learners_of_all_jobs_are_scraped_at_the_port_that_they_have(template: Template) -> None:
+def test_pod_monitor_selects_learners_at_their_metrics_port(template: Template) -> None:
     monitor = template("metrics.podMonitor.enabled=true")["PodMonitor", "stage2-learners"]["spec"]
     raw = yaml.safe_load((ROOT / "examples" / "job-3v1.yaml").read_text())
     (learner,) = [child for child in static_children(parse_job(raw)) if child["kind"] == "Job"]
@@ -388,7 +390,7 @@ DIGEST = "other.example/x@sha256:0"
         (['image.repository=""', 'image.controller="a"', f'image.trainer="{DIGEST}"'], "a", DIGEST),
     ],
 )
-def test_one_value_names_the_registry_of_both_images(
+def test_image_repository_sets_registry_of_both_images(
     template: Template, values: list[str], controller: str, trainer: str
 ) -> None:
     container = controller_pod(template(*values))["containers"][0]
@@ -397,19 +399,19 @@ def test_one_value_names_the_registry_of_both_images(
 
 
 @pytest.mark.parametrize("values", [(), ('image.controller="a"',), ('image.trainer="a"',)])
-def test_no_registry_is_built_in(template: Template, values: tuple[str, ...]) -> None:
+def test_missing_image_repository_is_refused_with_instructions(template: Template, values: tuple[str, ...]) -> None:
     with pytest.raises(
         ValueError, match=r"image\.repository is required; set it to .*docker build .*docker push .*--set image\.r"
     ):
         template('image.repository=""', *values)
 
 
-def test_a_registry_with_a_scheme_is_refused_with_its_right_name(template: Template) -> None:
+def test_registry_with_scheme_is_refused_with_correction(template: Template) -> None:
     with pytest.raises(ValueError, match=r"image\.repository: https://a/b: must .* without a scheme; write a/b"):
         template('image.repository="https://a/b"')
 
 
-def test_the_controller_options_exist(template: Template) -> None:
+def test_controller_arguments_are_known_options(template: Template) -> None:
     from stage2_controller.loop.main import _parser
 
     arguments = controller_pod(template('controller.namespaces=["a"]'))["containers"][0]["args"]
@@ -417,7 +419,7 @@ def test_the_controller_options_exist(template: Template) -> None:
     assert (options.namespace, options.concurrency, options.log_level) == (["a"], 8, "info")
 
 
-def test_a_large_number_is_written_out(template: Template) -> None:
+def test_large_numbers_are_rendered_as_integers(template: Template) -> None:
     """Helm has every number of a values file as a float, and prints a million as 1e+06, which is no integer."""
     manifests = template(
         "controller.concurrency=1000",
@@ -472,7 +474,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value", [value for values in REFUSED.values() for value in values])
-def test_values_that_cannot_be_meant_are_refused_before_anything_is_made(template: Template, value: str) -> None:
+def test_senseless_values_are_refused_by_schema(template: Template, value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications"):
         template(value)
 
@@ -485,7 +487,7 @@ SCALE = {"get", "update", "patch"}
 @pytest.mark.parametrize(
     ("role", "verbs"), [("view", READ), ("edit", READ | WRITE), ("admin", READ | WRITE | {"deletecollection"})]
 )
-def test_rights_over_a_namespace_include_its_jobs(template: Template, role: str, verbs: set[str]) -> None:
+def test_namespace_roles_include_rights_on_jobs(template: Template, role: str, verbs: set[str]) -> None:
     made = template()["ClusterRole", f"stage2-{role}"]
     assert made["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
     rule, scale = made["rules"]
@@ -497,21 +499,21 @@ def test_rights_over_a_namespace_include_its_jobs(template: Template, role: str,
     assert ("Deletes all" in grants) is ("deletecollection" in verbs)
 
 
-def test_an_admin_may_keep_these_rights_to_themselves(template: Template) -> None:
+def test_rights_on_jobs_are_not_aggregated_when_turned_off(template: Template) -> None:
     assert ("ClusterRole", "stage2-edit") not in template("rbac.aggregate=false")
 
 
 @pytest.mark.parametrize(
     "value", ['nameOverride="trainer"', 'fullnameOverride="other"', 'controller.podLabels={"stage2.dev/role":"b"}']
 )
-def test_jobs_know_the_controller_whatever_it_is_called(template: Template, value: str) -> None:
+def test_controller_labels_do_not_depend_on_its_name(template: Template, value: str) -> None:
     (deployment,) = [made for (kind, _), made in template(value).items() if kind == "Deployment"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert CONTROLLER_LABELS.items() <= labels.items()
     assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_releases_of_one_name_in_two_namespaces_share_no_object(template: Template) -> None:
+def test_same_release_name_in_two_namespaces_shares_no_object(template: Template) -> None:
     one = template('controller.namespaces=["team-a"]', namespace="a-system")
     other = template('controller.namespaces=["team-b"]', "crd.install=false", namespace="b-system")
     assert not _places(one) & _places(other)
@@ -519,7 +521,7 @@ def test_releases_of_one_name_in_two_namespaces_share_no_object(template: Templa
     assert CRD not in other
 
 
-def test_no_two_releases_make_one_name_of_the_cluster_of_their_namespaces_and_their_own(template: Template) -> None:
+def test_cluster_scoped_names_of_two_releases_never_collide(template: Template) -> None:
     """`team` with `x-stage2`, and `team-x` with `stage2`: only a character that no namespace has keeps them apart."""
     one = template('controller.namespaces=["team-a"]', release="x-stage2", namespace="team")
     other = template('controller.namespaces=["team-b"]', "crd.install=false", release="stage2", namespace="team-x")
@@ -533,7 +535,7 @@ def _places(manifests: Manifests) -> set[tuple[str, str | None, str]]:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_a_drain_takes_one_controller_at_a_time_and_is_never_stopped_by_it(template: Template, replicas: int) -> None:
+def test_pod_disruption_budget_lets_drain_evict_single_controller(template: Template, replicas: int) -> None:
     manifests = template(f"controller.replicas={replicas}")
     budget = manifests["PodDisruptionBudget", "stage2"]["spec"]
     assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
@@ -541,7 +543,7 @@ def test_a_drain_takes_one_controller_at_a_time_and_is_never_stopped_by_it(templ
     assert ("PodDisruptionBudget", "stage2") not in template("controller.podDisruptionBudget=false")
 
 
-def test_only_the_controller_may_set_a_figures_namespace(template: Template) -> None:
+def test_only_controller_metrics_may_set_namespace_label(template: Template) -> None:
     manifests = template("metrics.serviceMonitor.enabled=true", "metrics.podMonitor.enabled=true")
     (of_controller,) = manifests["ServiceMonitor", "stage2"]["spec"]["endpoints"]
     (of_learners,) = manifests["PodMonitor", "stage2-learners"]["spec"]["podMetricsEndpoints"]
@@ -549,7 +551,7 @@ def test_only_the_controller_may_set_a_figures_namespace(template: Template) -> 
     assert of_learners["honorLabels"] is False
 
 
-def test_only_the_port_of_metrics_and_health_of_the_controller_can_be_reached(template: Template) -> None:
+def test_only_metrics_and_health_port_of_controller_is_reachable(template: Template) -> None:
     manifests = template()
     policy = manifests["NetworkPolicy", "stage2"]["spec"]
     (container,) = manifests["Deployment", "stage2"]["spec"]["template"]["spec"]["containers"]
@@ -577,7 +579,7 @@ OLDER: list[tuple[Values, str]] = [
 
 
 @pytest.mark.parametrize(("values", "words"), OLDER)
-def test_values_of_older_charts_are_refused_with_the_options_that_mend_them(
+def test_values_of_older_charts_are_refused_with_replacement_options(
     helm: str, tmp_path: Path, values: Values, words: str
 ) -> None:
     """Helm said that workloadImage is not allowed, and the documented upgrade ended there."""

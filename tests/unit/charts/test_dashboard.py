@@ -52,7 +52,7 @@ def queries(dashboard: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def test_the_dashboard_asks_only_for_the_controllers_own_series(dashboard: dict[str, Any]) -> None:
+def test_dashboard_queries_only_series_of_controller(dashboard: dict[str, Any]) -> None:
     exported = series_of_the_controller()
     for title, query in queries(dashboard).items():
         asked = queried(query)
@@ -62,7 +62,7 @@ def test_the_dashboard_asks_only_for_the_controllers_own_series(dashboard: dict[
         assert query.count('job="stage2-metrics"') == len(asked), f"{title}: a learner may write any series"
 
 
-def test_the_dashboard_has_a_namespace_and_a_job_to_choose(dashboard: dict[str, Any]) -> None:
+def test_dashboard_has_variables_for_namespace_and_job(dashboard: dict[str, Any]) -> None:
     variables = {one["name"]: one["query"] for one in dashboard["templating"]["list"]}
     assert [*variables] == ["datasource", "namespace", "job"]
     exported = series_of_the_controller()
@@ -77,9 +77,7 @@ def test_the_dashboard_has_a_namespace_and_a_job_to_choose(dashboard: dict[str, 
             assert 'name=~"$job"' in query, title
 
 
-def test_prometheus_reads_every_query_of_the_dashboard(
-    dashboard: dict[str, Any], promtool: str, tmp_path: Path
-) -> None:
+def test_dashboard_queries_are_valid_promql(dashboard: dict[str, Any], promtool: str, tmp_path: Path) -> None:
     rules = [{"record": f"panel:{index}", "expr": query} for index, query in enumerate(queries(dashboard).values())]
     (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}))
     command = [promtool, "check", "rules", "--lint-fatal", "rules.yaml"]
@@ -87,7 +85,7 @@ def test_prometheus_reads_every_query_of_the_dashboard(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_panels_of_the_dashboard_do_not_cover_one_another(dashboard: dict[str, Any]) -> None:
+def test_dashboard_panels_do_not_overlap(dashboard: dict[str, Any]) -> None:
     taken = [
         (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
         for panel in dashboard["panels"]

@@ -132,25 +132,25 @@ def controller(template: Template, release: str, namespace: str, *values: str) -
     return {**deployment, "metadata": {**deployment["metadata"], "annotations": owner}}
 
 
-def test_a_namespace_that_does_not_exist_is_named_before_anything_is_made(template: Template) -> None:
+def test_missing_namespace_is_reported_before_installation(template: Template) -> None:
     with serving(namespace("default"), namespace("team-a")) as server:
         assert template('controller.namespaces=["team-a"]', server=server)
         with pytest.raises(ValueError, match=r"controller\.namespaces: there is no namespace team-b; create it first"):
             template('controller.namespaces=["team-a","team-b"]', server=server)
 
 
-def test_without_a_server_no_namespace_is_missed(template: Template) -> None:
+def test_namespaces_are_not_checked_without_server(template: Template) -> None:
     assert template('controller.namespaces=["team-b"]')
 
 
-def test_the_definition_that_an_uninstalled_release_has_left_is_taken_over_by_helms_own_flag(install: Install) -> None:
+def test_leftover_crd_is_taken_over_by_take_ownership_flag(install: Install) -> None:
     with serving(definition("stage2", "stage2-system")) as server:
         assert install(server, "--take-ownership") == ""
         assert install(server, release="stage2", namespace="stage2-system") == ""
         assert 'must equal "other": current value is "stage2"' in install(server)
 
 
-def test_the_definition_of_a_living_release_is_not_taken_over(template: Template, install: Install) -> None:
+def test_crd_of_installed_release_is_not_taken_over(template: Template, install: Install) -> None:
     values = ('controller.namespaces=["team-a"]',)
     there = controller(template, "stage2", "stage2-system", *values)
     elsewhere = controller(template, "third", "stage2-system", *values)
@@ -181,7 +181,7 @@ A, B, AB = (
         (A, B, ""),
     ],
 )
-def test_two_releases_serve_no_namespace_together(template: Template, theirs: str, mine: str, shared: str) -> None:
+def test_second_release_for_same_namespace_is_refused(template: Template, theirs: str, mine: str, shared: str) -> None:
     other = controller(template, "first", "first-system", theirs)
     with serving(namespace("team-a"), namespace("team-b"), other) as server:
         if not shared:
@@ -191,7 +191,7 @@ def test_two_releases_serve_no_namespace_together(template: Template, theirs: st
             template(mine, "crd.install=false", server=server)
 
 
-def test_a_release_is_no_other_one_to_itself_nor_is_a_controller_of_something_else(template: Template) -> None:
+def test_release_does_not_conflict_with_itself_or_unrelated_controller(template: Template) -> None:
     own = controller(template, "stage2", "stage2-system")
     ingress = controller(template, "ingress", "ingress-system")
     del ingress["spec"]["template"]["metadata"]["labels"]["stage2.dev/role"]
@@ -199,7 +199,7 @@ def test_a_release_is_no_other_one_to_itself_nor_is_a_controller_of_something_el
         assert template(server=server)
 
 
-def test_of_two_releases_that_share_namespaces_each_can_be_given_its_own(template: Template) -> None:
+def test_overlapping_releases_can_be_separated_by_upgrade(template: Template) -> None:
     mine = controller(template, "stage2", "stage2-system", ALL)
     other = controller(template, "first", "first-system", ALL)
     with serving(namespace("team-a"), mine, other) as server:
@@ -212,7 +212,7 @@ def test_of_two_releases_that_share_namespaces_each_can_be_given_its_own(templat
             template(ALL, "crd.install=false", server=server)
 
 
-def test_who_installs_nothing_of_the_cluster_need_not_list_deployments_of_all_namespaces(template: Template) -> None:
+def test_namespaced_install_needs_no_right_to_list_all_deployments(template: Template) -> None:
     narrow = ("crd.install", "controller.placement", "rbac.aggregate", "policy.admission")
     other = controller(template, "first", "first-system", A)
     with serving(namespace("team-a"), other) as server:

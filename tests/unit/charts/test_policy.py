@@ -213,7 +213,7 @@ def refusals(job: Any, policy: AdminPolicy) -> str:
 
 @pytest.mark.parametrize("role", ["learner", "rollout"])
 @pytest.mark.parametrize(("override", "path"), RISKY, ids=[str(case[0]["spec"])[:60] for case in RISKY])
-def test_a_risky_override_is_refused(
+def test_risky_pod_override_is_refused(
     manifests: Any, policy: AdminPolicy, override: dict[str, Any], path: str, role: str
 ) -> None:
     raw = b.job()
@@ -224,7 +224,9 @@ def test_a_risky_override_is_refused(
 
 
 @pytest.mark.parametrize("override", NEEDED, ids=[str(case)[:60] for case in NEEDED])
-def test_what_training_needs_is_taken(manifests: Any, policy: AdminPolicy, override: dict[str, Any]) -> None:
+def test_pod_override_needed_for_training_is_accepted(
+    manifests: Any, policy: AdminPolicy, override: dict[str, Any]
+) -> None:
     raw = b.job(learner={"gpus": 1, "template": override})
     assert refusals(raw, policy) == ""
     assert admitted(manifests[POLICY], raw) == ""
@@ -242,12 +244,12 @@ def test_what_training_needs_is_taken(manifests: Any, policy: AdminPolicy, overr
         ({"imagePullSecrets": [{"name": "others"}]}, "spec.imagePullSecrets[0].name"),
     ],
 )
-def test_the_policy_covers_a_jobs_fields(manifests: Any, policy: AdminPolicy, spec: dict[str, Any], path: str) -> None:
+def test_policy_applies_to_job_fields(manifests: Any, policy: AdminPolicy, spec: dict[str, Any], path: str) -> None:
     assert path in refusals(b.job(**spec), policy)
     assert admitted(manifests[POLICY], b.job(**spec))
 
 
-def test_a_token_is_of_the_account_of_the_same_template(manifests: Any, policy: AdminPolicy) -> None:
+def test_service_account_token_requires_account_in_same_template(manifests: Any, policy: AdminPolicy) -> None:
     names_it: dict[str, Any] = {"spec": {"serviceAccountName": "trainer"}}
     mounts_it = volume(projected=token_for("vault"))
     raw = b.job(rollout={"servers": 3, "template": names_it}, learner={"gpus": 1, "template": mounts_it})
@@ -255,7 +257,7 @@ def test_a_token_is_of_the_account_of_the_same_template(manifests: Any, policy: 
     assert "name the serviceAccountName of that template" in admitted(manifests[POLICY], raw)
 
 
-def test_a_refusal_names_what_is_allowed_and_the_way_out(policy: AdminPolicy) -> None:
+def test_refusal_names_allowed_values_and_policy_key(policy: AdminPolicy) -> None:
     reported = refusals(b.job(image="evil.example/x"), policy)
     assert reported == (
         "spec.image: 'evil.example/x'; this cluster lets jobs use as image registry only my/trainer, my/x, my/team; "
@@ -264,7 +266,7 @@ def test_a_refusal_names_what_is_allowed_and_the_way_out(policy: AdminPolicy) ->
 
 
 @pytest.mark.parametrize("role", ["learner", "rollout"])
-def test_a_template_cannot_join_the_service_of_somebody_else(manifests: Any, policy: AdminPolicy, role: str) -> None:
+def test_template_label_not_allowed_by_policy_is_refused(manifests: Any, policy: AdminPolicy, role: str) -> None:
     raw = b.job()
     raw["spec"][role]["template"] = {"metadata": {"labels": {"team": "a", "app": "payments"}}}
     assert refusals(raw, policy) == (
@@ -293,7 +295,7 @@ def test_a_template_cannot_join_the_service_of_somebody_else(manifests: Any, pol
         ("registry.example/x:v1", "registry.example/x:v10", False),
     ],
 )
-def test_an_entry_of_registries_matches_whole_segments(
+def test_image_registry_entry_matches_whole_path_segments(
     template: Template, entry: str, image: str, allowed: bool
 ) -> None:
     manifests = template(f"policy.imageRegistries={json.dumps([entry])}")
@@ -302,7 +304,9 @@ def test_an_entry_of_registries_matches_whole_segments(
 
 
 @pytest.mark.parametrize(("servers", "learner"), [("one-gpu", "all-gpus"), ("all-gpus", "one-gpu")])
-def test_an_unknown_claim_template_is_refused(manifests: Any, policy: AdminPolicy, servers: str, learner: str) -> None:
+def test_claim_template_not_in_policy_is_refused(
+    manifests: Any, policy: AdminPolicy, servers: str, learner: str
+) -> None:
     def claiming(servers: str, learner: str) -> Any:
         rollout = {"servers": 3, "resourceClaimTemplate": servers}
         wanted = {"gpus": 1, "resourceClaimTemplate": learner}
@@ -316,7 +320,7 @@ def test_an_unknown_claim_template_is_refused(manifests: Any, policy: AdminPolic
 
 
 @pytest.mark.parametrize("entry", ["a: b", "a #b", "it's", 'a"b', "{{ x }}", "- a", "*a", "a\\b"])
-def test_any_text_in_a_list_of_the_policy_stays_text(template: Template, entry: str) -> None:
+def test_policy_list_entries_with_special_characters_stay_text(template: Template, entry: str) -> None:
     keys = ("labels", "pullSecrets", "serviceAccounts", "secrets", "runtimeClasses", "resourceClaimTemplates")
     manifests = template(*(f"policy.{key}={json.dumps([entry])}" for key in ("imageRegistries", *keys)))
     reported = {one.get("message", "") for one in manifests[POLICY]["spec"]["validations"]}
@@ -334,7 +338,7 @@ def test_any_text_in_a_list_of_the_policy_stays_text(template: Template, entry: 
     assert admitted(manifests[POLICY], refused)
 
 
-def test_a_job_that_the_policy_refuses_by_now_may_be_suspended_and_ended(manifests: Any) -> None:
+def test_job_refused_by_new_policy_can_still_be_suspended_and_ended(manifests: Any) -> None:
     raw = b.job(volumes=[{"name": "x", "mountPath": "/x", "hostPath": {"path": "/etc"}}])
     policy = manifests[POLICY]
     for change in ({"suspend": True}, {"activeDeadlineSeconds": 60}, {"ttlSecondsAfterFinished": 1}):
@@ -348,7 +352,7 @@ def test_a_job_that_the_policy_refuses_by_now_may_be_suspended_and_ended(manifes
         assert "hostPath" in admitted(policy, b.edited(raw, **change), raw)
 
 
-def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
+def test_star_in_policy_allows_everything_in_chart_and_controller(template: Template) -> None:
     keys = ("hostPaths", "imageRegistries", "labels", "pullSecrets", "serviceAccounts", "secrets", "runtimeClasses")
     manifests = template(*(f'policy.{key}=["*"]' for key in (*keys, "resourceClaimTemplates")))
     account = {"serviceAccountName": "x", "runtimeClassName": "y", "imagePullSecrets": [{"name": "z"}]}
@@ -359,7 +363,7 @@ def test_a_star_allows_everything_on_both_sides(template: Template) -> None:
         assert admitted(manifests[POLICY], raw) == ""
 
 
-def test_a_release_binds_its_policy_to_the_namespaces_that_it_serves(template: Template) -> None:
+def test_policy_is_bound_to_namespaces_of_release(template: Template) -> None:
     manifests = template('controller.namespaces=["team-a"]')
     name = "stage2-system.stage2-policy"
     (chosen,) = manifests["ValidatingAdmissionPolicyBinding", name]["spec"]["matchResources"]["namespaceSelector"][
@@ -369,7 +373,7 @@ def test_a_release_binds_its_policy_to_the_namespaces_that_it_serves(template: T
     assert ("ValidatingAdmissionPolicy", name) not in template("policy.admission=false")
 
 
-def test_a_misspelt_policy_keeps_the_controller_from_starting() -> None:
+def test_misspelled_policy_key_stops_controller_start() -> None:
     with pytest.raises(ValueError, match="hostpaths"):
         read_policy(json.dumps({"hostpaths": []}))
 
@@ -394,7 +398,9 @@ PAIRS = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_siz
         ("idle", {"rollout": {"servers": 3}}, "have 0 GPUs"),
     ],
 )
-def test_a_namespace_has_a_largest_job(template: Template, namespace: str, spec: dict[str, Any], refused: str) -> None:
+def test_largest_job_policy_limits_gpus_per_namespace(
+    template: Template, namespace: str, spec: dict[str, Any], refused: str
+) -> None:
     manifests = template('policy.largestJob={"team-a": 8, "*": 4, "idle": 0}')
     raw = b.job(**spec)
     raw["metadata"]["namespace"] = namespace
@@ -405,7 +411,7 @@ def test_a_namespace_has_a_largest_job(template: Template, namespace: str, spec:
         assert re.search(refused, message), message
 
 
-def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_be(template: Template) -> None:
+def test_job_size_is_unlimited_without_largest_job_policy(template: Template) -> None:
     raw = b.job(rollout={"servers": 16})
     for value in ("policy.largestJob={}", 'policy.largestJob={"team-b": 1}'):
         manifests = template(value)
@@ -415,9 +421,7 @@ def test_without_a_word_of_the_admin_a_job_is_as_large_as_the_contract_lets_it_b
 @pytest.mark.parametrize(
     ("value", "asked_s", "has_s"), [(0, 2**31 - 1, 2**31 - 1), (60, 61, 60), (60, 3600, 60), (60, 59, 59)]
 )
-def test_a_start_deadline_counts_as_no_more_than_the_admin_allows(
-    template: Template, value: int, asked_s: int, has_s: int
-) -> None:
+def test_start_deadline_is_capped_by_policy(template: Template, value: int, asked_s: int, has_s: int) -> None:
     manifests = template(f"policy.longestStartSeconds={value}")
     policy, raw = policy_of(manifests), b.job(learner={"gpus": 1, "startDeadlineSeconds": asked_s})
     assert (refusals(raw, policy), admitted(manifests[POLICY], raw)) == ("", "")
@@ -440,6 +444,6 @@ FIVE = {"limits": {"nvidia.com/gpu": 5}}
     ],
     ids=["in its resources", "a container of its own", "one that runs first", "parts of GPUs", "of another maker"],
 )
-def test_devices_by_any_name_and_in_any_container_count(template: Template, spec: dict[str, Any]) -> None:
+def test_devices_of_any_name_and_container_count_for_largest_job(template: Template, spec: dict[str, Any]) -> None:
     policy = policy_of(template('policy.largestJob={"*": 4}'))
     assert re.search("have 4 GPUs, or other devices of one kind", refusals(b.job(**spec), policy))

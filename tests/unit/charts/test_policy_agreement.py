@@ -366,7 +366,7 @@ def documents() -> list[tuple[dict[str, Any], set[str]]]:
     return [(b.job(**{"image": "my/trainer", "volumes": [], **spec}), values) for spec, values in written]
 
 
-def test_admission_and_controller_judge_each_document_alike(template: Template) -> None:
+def test_admission_policy_and_controller_refuse_same_documents(template: Template) -> None:
     manifests = template(*LISTED)
     policy = policy_of(manifests)
     judged = {
@@ -377,7 +377,7 @@ def test_admission_and_controller_judge_each_document_alike(template: Template) 
     assert {spec: one for spec, one in judged.items() if not one[0] == one[1] == one[2]} == {}
 
 
-def test_admission_and_controller_list_the_same_fields(template: Template) -> None:
+def test_admission_policy_and_controller_allow_same_fields(template: Template) -> None:
     (listed,) = [one for one in template()[POLICY]["spec"]["variables"] if one["name"] == "unknownFields"]
     written = [set(re.findall("'([^']*)'", one)) for one in re.findall(r"k in (\[.*?\])", listed["expression"])]
     assert written == [
@@ -391,12 +391,12 @@ def test_admission_and_controller_list_the_same_fields(template: Template) -> No
     ]
 
 
-def test_a_refusal_of_admission_names_the_fields(template: Template) -> None:
+def test_admission_refusal_names_fields(template: Template) -> None:
     raw = b.job(learner={"gpus": 1, "template": of_pod(hostPID=True, volumes=[{"name": "v", "csi": {"driver": "x"}}])})
     assert "hostPID, csi: no field that training needs" in admitted(template()[POLICY], raw)
 
 
-def test_a_star_lifts_every_rule_that_a_value_lifts(template: Template) -> None:
+def test_star_in_policy_lifts_every_liftable_rule(template: Template) -> None:
     manifests = template(*EVERYTHING)
     policy = policy_of(manifests)
     for raw, values in documents():
@@ -405,7 +405,7 @@ def test_a_star_lifts_every_rule_that_a_value_lifts(template: Template) -> None:
         assert judged == (lifted, lifted), raw["spec"]
 
 
-def test_by_default_nothing_that_is_not_the_jobs_own_is_allowed(template: Template) -> None:
+def test_default_policy_allows_only_objects_of_job(template: Template) -> None:
     manifests = template('policy.imageRegistries=["my/trainer"]')
     policy = policy_of(manifests)
     for spec, value in (
@@ -440,7 +440,7 @@ def test_jobs_carry_files_with_rewards_where_a_value_says_so(template: Template,
         assert named_by_admission(manifests[POLICY], raw, raw) == NONE, "a job that runs is suspended"
 
 
-def test_by_default_the_chart_allows_images_of_any_registry_and_the_runtime_of_gpus(template: Template) -> None:
+def test_default_policy_allows_any_registry_and_nvidia_runtime_class(template: Template) -> None:
     assert policy_of(template()) == AdminPolicy(
         host_paths=(),
         writable_host_paths=(),
@@ -462,7 +462,7 @@ def test_by_default_the_chart_allows_images_of_any_registry_and_the_runtime_of_g
     )
 
 
-def test_all_that_is_listed_may_be_written_where_a_star_says_so(template: Template) -> None:
+def test_writable_star_allows_listed_host_paths_but_not_their_subfolders(template: Template) -> None:
     """But what is below may be a link that a job has written, and leads anywhere."""
     manifests = template('policy.hostPaths=["/data"]', 'policy.writableHostPaths=["*"]')
     policy = policy_of(manifests)
@@ -500,7 +500,7 @@ def test_all_that_is_listed_may_be_written_where_a_star_says_so(template: Templa
     ],
     ids=str,
 )
-def test_a_part_of_another_shape_passes_neither(template: Template, override: dict[str, Any]) -> None:
+def test_template_part_of_wrong_type_is_refused_by_both(template: Template, override: dict[str, Any]) -> None:
     """Where a rule of admission ends in an error, the API server refuses the job."""
     manifests = template(*LISTED)
     raw = b.job(image="my/trainer", volumes=[], learner={"gpus": 1, "template": override})
@@ -519,7 +519,7 @@ SCALED = {"team-a": 8, "*": 4}
     ("namespace", "servers", "refused"),
     [("team-a", 7, False), ("team-a", 8, True), ("team-b", 3, False), ("team-b", 4, True), ("team-b", 0, False)],
 )
-def test_scaling_is_admitted_by_the_same_limit(template: Template, namespace: str, servers: int, refused: bool) -> None:
+def test_scaling_respects_largest_job_policy(template: Template, namespace: str, servers: int, refused: bool) -> None:
     """At `/scale` the API server shows only the number of servers: each has at least one GPU, and the learner one."""
     manifest = template(f"policy.largestJob={json.dumps(SCALED)}")[POLICY]
     (rule,) = manifest["spec"]["matchConstraints"]["resourceRules"]
@@ -540,7 +540,7 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("job-*.yaml"))
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_needs_no_value_but_the_one_that_its_comment_names(template: Template, path: Path) -> None:
+def test_examples_need_only_policy_value_named_in_their_comment(template: Template, path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     (raw,) = yaml.safe_load_all(text)
     named = set(re.findall(r"policy\.claims", text))
@@ -551,6 +551,6 @@ def test_an_example_needs_no_value_but_the_one_that_its_comment_names(template: 
     assert (named_by_controller(raw, policy_of(manifests)), admitted(manifests[POLICY], raw)) == (set(), "")
 
 
-def test_a_folder_by_hand_may_end_in_a_slash() -> None:
+def test_policy_path_may_end_in_slash() -> None:
     policy = read_policy('{"hostPaths": ["/data/"], "writableHostPaths": ["/data/out/"], "nfs": ["a.example:/"]}')
     assert (policy.host_paths, policy.writable_host_paths, policy.nfs) == (("/data",), ("/data/out",), ("a.example:",))

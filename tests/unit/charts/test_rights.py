@@ -35,7 +35,7 @@ def _each(rule: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize("values", [(), NARROW, ("controller.kueue=true",)], ids=["default", "narrow", "kueue"])
-def test_the_controller_cannot_give_itself_rights_or_enter_containers(template: Template, values: Any) -> None:
+def test_controller_cannot_escalate_rights_or_enter_containers(template: Template, values: Any) -> None:
     rights = set(granted(template(*values)))
     assert not {resource for _, _, resource, _ in rights} & POWERS
     assert not {one for _, *rest in rights for one in rest if "*" in one}
@@ -43,7 +43,7 @@ def test_the_controller_cannot_give_itself_rights_or_enter_containers(template: 
     assert {verb for _, _, resource, verb in rights if resource == "secrets"} == {"get", "create", "delete"}
 
 
-def test_the_controller_writes_nothing_that_has_no_namespace(template: Template) -> None:
+def test_controller_writes_no_cluster_scoped_objects(template: Template) -> None:
     rights = set(granted(template('controller.namespaces=["team-a"]', "controller.kueue=true")))
     assert {verb for scope, _, _, verb in rights if not scope} <= READS
     assert {resource for scope, _, resource, _ in rights if not scope} == {
@@ -51,14 +51,14 @@ def test_the_controller_writes_nothing_that_has_no_namespace(template: Template)
     }
 
 
-def test_a_controller_of_named_namespaces_that_sees_no_nodes_has_no_cluster_role(template: Template) -> None:
+def test_controller_of_listed_namespaces_without_placement_has_no_cluster_role(template: Template) -> None:
     rights = set(granted(template(*NARROW)))
     assert {scope for scope, *_ in rights} == {"team-a", "stage2-system"}
     in_its_own = {(resource, verb) for scope, _, resource, verb in rights if scope == "stage2-system"}
     assert in_its_own == {("leases", verb) for verb in ("create", "get", "update")}
 
 
-def test_the_controllers_pod_has_nothing_of_its_node(template: Template) -> None:
+def test_controller_pod_has_no_access_to_its_node(template: Template) -> None:
     spec = template()["Deployment", "stage2"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     assert spec["securityContext"]["runAsNonRoot"] is True

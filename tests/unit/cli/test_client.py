@@ -44,7 +44,7 @@ def test_contract_of_the_api(api: JobApi) -> None:
     client_contract.names_lead_to_no_other_object("team-a")
 
 
-def test_the_example_of_the_page_runs(
+def test_example_in_docs_runs(
     api: JobApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api.pods = [pod("learner-abc", "learner")]
@@ -64,7 +64,7 @@ def test_the_example_of_the_page_runs(
     assert "<svg" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
-def test_a_failed_job_raises_its_message_and_one_that_takes_longer_its_phase(api: JobApi, job: Job) -> None:
+def test_wait_raises_message_of_failed_job_and_phase_on_timeout(api: JobApi, job: Job) -> None:
     api.report(NAME, phase="Failed", message="the learner ended with 64")
     with pytest.raises(JobError, match="job-3v1-tiny is Failed: the learner ended with 64"):
         job.wait()
@@ -77,7 +77,7 @@ def test_a_failed_job_raises_its_message_and_one_that_takes_longer_its_phase(api
     ("failures", "requests", "raised"),
     [([503] * 9, 10, None), ([503] * 10, 10, "etcd is not there"), ([403], 1, "etcd is not there")],
 )
-def test_waiting_outlasts_an_api_server_that_is_lost_for_a_while_and_no_refusal(
+def test_wait_survives_lost_api_server_but_not_refusal(
     api: JobApi, job: Job, failures: list[int], requests: int, raised: str | None
 ) -> None:
     api.report(NAME, phase="Succeeded")
@@ -87,7 +87,7 @@ def test_waiting_outlasts_an_api_server_that_is_lost_for_a_while_and_no_refusal(
     assert len(api.requests) - before == requests
 
 
-def test_the_status_of_an_earlier_write_does_not_count(api: JobApi, job: Job) -> None:
+def test_wait_ignores_status_of_earlier_generation(api: JobApi, job: Job) -> None:
     api.report(NAME, phase="Failed", observedGeneration=0)
     assert job.status().phase is None
     api.report(NAME, phase="Running", progress="3/60", ofANewerVersion={"x": 1})
@@ -193,7 +193,7 @@ def test_a_log_that_breaks_off_raises(api: JobApi, job: Job) -> None:
         list(job.logs(servers=True, follow=True))
 
 
-def test_package_names_its_version_and_runs_as_a_module() -> None:
+def test_package_has_version_and_runs_as_module() -> None:
     assert stage2.__version__ == version("stage2")
     done = subprocess.run([sys.executable, "-m", "stage2", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"stage2 {stage2.__version__}")

@@ -18,12 +18,12 @@ from tests.unit.cli.test_light_start import MATCHING
 ROOT = Path(__file__).parents[3]
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_yaml(tmp_path / "nowhere.yaml")
 
 
-def test_merge_keys_still_work(tmp_path: Path) -> None:
+def test_yaml_merge_keys_work(tmp_path: Path) -> None:
     path = tmp_path / "merge.yaml"
     path.write_text("base: &b {x: 1}\nother:\n  <<: *b\n  y: 2\n")
     assert load_yaml(path)["other"] == {"x": 1, "y": 2}
@@ -37,7 +37,7 @@ def test_merge_keys_still_work(tmp_path: Path) -> None:
     ],
     ids=lambda number: number[:20],
 )
-def test_a_number_that_is_one_to_yaml_alone_stays_text(tmp_path: Path, number: str) -> None:
+def test_number_only_yaml_would_convert_stays_text(tmp_path: Path, number: str) -> None:
     """Other readers of the same file, such as kubectl, read another value, or none."""
     path = tmp_path / "odd.yaml"
     path.write_text(f"a: {number}\n")
@@ -57,7 +57,7 @@ def test_a_number_that_is_one_to_yaml_alone_stays_text(tmp_path: Path, number: s
     ],
     ids=lambda value: value[:40],
 )
-def test_such_a_number_is_refused_with_its_field_and_its_value(
+def test_ambiguous_yaml_number_is_refused_with_field_and_correct_form(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str, number: str, way_out: str
 ) -> None:
     keys = key.split(".")
@@ -99,7 +99,7 @@ ALIASES = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n"
         pytest.param("\ufeff- 1", r"must be a mapping", id="a mark of byte order"),
     ],
 )
-def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, content: str | bytes, shown: str) -> None:
+def test_hostile_yaml_is_refused_in_single_sentence(tmp_path: Path, content: str | bytes, shown: str) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ConfigError, match=shown) as refused:
@@ -108,7 +108,7 @@ def test_hostile_yaml_is_refused_in_a_sentence(tmp_path: Path, content: str | by
     assert "\n" not in str(refused.value)
 
 
-def test_a_device_is_refused() -> None:
+def test_device_file_is_refused() -> None:
     with pytest.raises(ConfigError, match="a device"):
         load_yaml(Path("/dev/zero"))
 
@@ -130,7 +130,7 @@ def calls_for(path: Path, keys: int) -> int:
     return calls
 
 
-def test_mistakes_cost_work_in_proportion_to_their_number(tmp_path: Path) -> None:
+def test_validation_cost_grows_linearly_with_mistakes(tmp_path: Path) -> None:
     """Ten times as many keys are ten times as many calls: each that is compared with all others is a hundred times."""
     calls_for(tmp_path / "keys.yaml", 10)  # what is made once
     few, many = (calls_for(tmp_path / "keys.yaml", keys) for keys in (1_000, 10_000))
@@ -138,7 +138,7 @@ def test_mistakes_cost_work_in_proportion_to_their_number(tmp_path: Path) -> Non
     assert many <= 11 * few
 
 
-def test_of_twenty_thousand_mistakes_the_first_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_twenty_thousand_mistakes_are_cut_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "keys.yaml"
     path.write_text("".join(f"k{number}: {number}\n" for number in range(20_000)))
     assert validate_files([path]) == EXIT_CONFIG
@@ -150,7 +150,7 @@ def test_of_twenty_thousand_mistakes_the_first_are_shown(tmp_path: Path, capsys:
 JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
 
 
-def test_a_value_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -> None:
+def test_set_option_replaces_value_of_file(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(merge_patch(MATCHING, {"custom": {"train_jsonl": "x.jsonl"}})))
     (tmp_path / "run.yaml").write_text("extends: base.yaml\ntraining: {max_steps: 3}\n")
     changes = ["training.max_steps=5", "training.learning_rate=1.0e-6", "training.report_to=[tensorboard]"]
@@ -177,12 +177,12 @@ def test_a_value_of_the_command_line_replaces_that_of_the_file(tmp_path: Path) -
         ("training.seed.more=1", "spec.config.training.seed: "),
     ],
 )
-def test_a_change_that_breaks_a_rule_is_refused(change: str, shown: str) -> None:
+def test_set_option_that_breaks_rule_is_refused(change: str, shown: str) -> None:
     with pytest.raises(ConfigError, match=shown):
         load_job(JOB, [change])
 
 
-def test_all_commands_that_start_from_a_file_take_changes(tmp_path: Path) -> None:
+def test_every_command_that_reads_config_accepts_set_option(tmp_path: Path) -> None:
     for command in ("run", "learn", "validate", "render", "doctor"):
         words = [command, str(JOB), "--set", "training.sed=1"]
         if command == "validate":
@@ -193,11 +193,11 @@ def test_all_commands_that_start_from_a_file_take_changes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("words", [["learn"], ["serve", "--server", "0"], ["wait"]])
-def test_a_job_with_servers_is_left_to_stage2_run(words: list[str]) -> None:
+def test_job_with_servers_is_refused_with_hint_at_stage2_run(words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"spec\.rollout\.servers: 3; .*stage2 run"):
         CliRunner().invoke(app, [*words, str(JOB)], catch_exceptions=False)
 
 
-def test_a_job_without_servers_is_learned_from_its_file() -> None:
+def test_job_without_servers_is_learned_from_its_file() -> None:
     job = JOB.with_name("job-colocate-tiny.yaml")
     assert load_addressed(job).training == load_config(job).training

@@ -21,7 +21,7 @@ def scenes(tmp_path: Path) -> Path:
     return write_records(tmp_path, image=True)
 
 
-def test_the_text_describes_the_file(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_report_describes_data_file(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes) == 0
     shown = capsys.readouterr().out
     assert f"{scenes}: 2 records, 3 objects" in shown
@@ -33,7 +33,7 @@ def test_the_text_describes_the_file(scenes: Path, capsys: pytest.CaptureFixture
     assert "suspicious: an image that another record has, too: 1 (line 2, records.jsonl:2)" in shown
 
 
-def test_json_has_the_same_figures(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_report_has_same_figures(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes, as_json=True) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert (found["records"], found["objects"], found["kinds"]) == (2, 3, {"bbox_2d": 2, "poly": 1})
@@ -42,7 +42,7 @@ def test_json_has_the_same_figures(scenes: Path, capsys: pytest.CaptureFixture[s
     assert found["suspicious"]["an image that another record has, too"]["count"] == 1
 
 
-def test_a_model_counts_tokens_as_training_does(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_counts_of_model_match_training(scenes: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_data(scenes, model=TINY_MODEL, as_json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["answer_tokens"]["most"] == len(tiny_spelling().vocab.encode(serialize_objects(SCENE)))
@@ -50,13 +50,13 @@ def test_a_model_counts_tokens_as_training_does(scenes: Path, capsys: pytest.Cap
         show_data(scenes, model=scenes.parent)
 
 
-def test_a_tokenizer_that_spells_coordinates_in_pieces_is_refused(scenes: Path, tmp_path: Path) -> None:
+def test_tokenizer_without_coordinate_tokens_is_refused(scenes: Path, tmp_path: Path) -> None:
     build_tokenizer(7, plain=True).save_pretrained(tmp_path / "stock")
     with pytest.raises(ConfigError, match=r"--model: .*must have the coordinate tokens.*stage2 prepare"):
         show_data(scenes, model=tmp_path / "stock")
 
 
-def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -> None:
+def test_picture_page_draws_objects_where_they_are(scenes: Path, tmp_path: Path) -> None:
     assert show_data(scenes, pictures=tmp_path / "page.png") == 0
     page = Image.open(tmp_path / "page.png").convert("RGB")
     colors = {color for _, color in page.getcolors(2**20) or ()}
@@ -65,7 +65,7 @@ def test_a_page_shows_the_objects_where_they_are(scenes: Path, tmp_path: Path) -
         show_data(scenes, pictures=tmp_path / "page.png")
 
 
-def test_a_page_of_tall_wide_and_many_images_is_no_larger_than_its_cells(tmp_path: Path) -> None:
+def test_picture_page_of_odd_sized_images_stays_within_its_cells(tmp_path: Path) -> None:
     lines = []
     for number, size in enumerate([(7, 1000), (1000, 7), (300, 200), (20, 30), (500, 500)]):
         Image.new("RGB", size).save(tmp_path / f"{number}.png")
@@ -88,7 +88,7 @@ def shelf(tmp_path: Path, **changes: Any) -> Path:
     return tmp_path / "x.jsonl"
 
 
-def test_an_old_file_sorted_by_exact_tops_is_named_and_sorted_in_rows(
+def test_file_sorted_by_exact_tops_is_reported_and_resorted_in_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show_data(shelf(tmp_path), ordered=tmp_path / "sorted.jsonl") == 0
@@ -104,7 +104,7 @@ def test_an_old_file_sorted_by_exact_tops_is_named_and_sorted_in_rows(
     assert order == {"name": "in rows", "share": 1.0, "ambiguous": 0.0, "ambiguous_in_rows": 0.0}
 
 
-def test_a_sorted_file_is_new_and_beside_the_data_whose_images_it_names(tmp_path: Path) -> None:
+def test_sorted_output_must_be_new_file_in_folder_of_data(tmp_path: Path) -> None:
     path = shelf(tmp_path)
     for place, words in ((tmp_path / "there" / "y.jsonl", "must be in the folder of .*x.jsonl"), (path, "new file")):
         with pytest.raises(ConfigError, match=f"--sorted: .*{words}"):
@@ -113,13 +113,15 @@ def test_a_sorted_file_is_new_and_beside_the_data_whose_images_it_names(tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["x.jsonl"]
 
 
-def test_without_a_record_to_show_a_page_is_refused(tmp_path: Path) -> None:
+def test_picture_page_without_records_is_refused(tmp_path: Path) -> None:
     path = write_records(tmp_path)
     with pytest.raises(ConfigError, match="a page needs records"):
         show_data(path, pictures=tmp_path / "page.png")
 
 
-def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_numbers_without_units_are_reported_unless_units_are_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
     assert show_data(tmp_path / "x.jsonl", pictures=tmp_path / "page.png") == 64
@@ -130,13 +132,13 @@ def test_numbers_without_units_are_reported_unless_given(tmp_path: Path, capsys:
     assert show_data(tmp_path / "x.jsonl", units="pixels") == 0
 
 
-def test_file_without_a_valid_record_has_no_lines_of_zeros(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_without_valid_records_prints_no_zero_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.jsonl").write_text('{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
     assert show_data(tmp_path / "x.jsonl") == 64
     assert capsys.readouterr().out == f"{tmp_path}/x.jsonl: 0 records, 0 objects, 1 broken line\n"
 
 
-def test_file_of_another_tool_is_named_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_of_another_tool_is_reported_without_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x.jsonl").write_text('{"messages": [], "images": ["a.png"], "objects": {"ref": []}}\n' * 30)
     with pytest.raises(ConfigError, match="has the form of chat messages, as ms-swift"):
         show_data(tmp_path / "x.jsonl")
@@ -144,7 +146,7 @@ def test_file_of_another_tool_is_named_without_a_table(tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize("desc", ["[/red] sign", "\x1b[31mred", "sign [old]"])
-def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], desc: str) -> None:
+def test_descriptions_are_shown_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str], desc: str) -> None:
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 30, 40)]
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": desc, "bbox_2d": tokens}]}
     (tmp_path / "x.jsonl").write_text(json.dumps({**line, "sample_id": "9" * 5000}))
@@ -152,7 +154,7 @@ def test_names_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (desc if desc.isprintable() else repr(desc)) in capsys.readouterr().out
 
 
-def test_the_command_imports_nothing_heavy(scenes: Path) -> None:
+def test_data_command_imports_nothing_heavy(scenes: Path) -> None:
     words = ("data", str(scenes), "--model", str(TINY_MODEL), "--pictures", "page.png")
     done, modules = stage2(scenes.parent, *words)
     assert done.returncode == 0, done.stderr

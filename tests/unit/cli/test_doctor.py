@@ -19,7 +19,7 @@ def findings(capsys: pytest.CaptureFixture[str], *, cpu: bool) -> dict[str, dict
     return found
 
 
-def test_a_job_lacks_gpus_unless_the_cpu_is_asked_for(
+def test_missing_gpus_are_reported_unless_cpu_is_requested(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -30,7 +30,7 @@ def test_a_job_lacks_gpus_unless_the_cpu_is_asked_for(
     assert "settings" not in on_cpu, "the recipe of the job holds: nobody set the keys that it sets"
 
 
-def test_a_job_that_asks_for_no_gpus_is_not_said_to_leave_some_unused(
+def test_job_without_gpus_is_not_reported_to_leave_gpus_unused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     job = tmp_path / "job.yaml"

@@ -17,7 +17,7 @@ def ran(*options):
     return done.stdout
 
 
-def test_versions_are_those_that_are_installed():
+def test_installed_versions_are_reported():
     found = json.loads(ran("--json"))
     assert found["python"] == platform.python_version()
     assert {name: found["packages"][name] for name in ("torch", "pydantic")} == {
@@ -34,7 +34,7 @@ def test_missing_packages_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_variables_that_may_hold_secrets_stay_unsaid(monkeypatch, form):
+def test_environment_variables_that_may_hold_secrets_are_hidden(monkeypatch, form):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "hf_secret" not in ran(*form)

@@ -33,13 +33,13 @@ RECORD = {"images": ["data:image/png;base64,AAAA"], "width": 8, "height": 9, "ob
         (("c.yaml", ["d"], ["a"], None), "CONFIG --checkpoint --rollouts"),
     ],
 )
-def test_one_kind_of_answers_is_scored(given, shown):
+def test_exactly_one_source_of_answers_is_required(given, shown):
     with pytest.raises(ConfigError, match=shown):
         require_one_kind(*given)
 
 
 @pytest.mark.parametrize(("run", "shown"), [(MATCHING, "custom.val_jsonl"), (merge_patch(GOOD, {}), "rlhf")])
-def test_a_run_without_records_to_answer_is_refused(tmp_path, run, shown):
+def test_run_without_held_out_records_is_refused(tmp_path, run, shown):
     checkpoint = tmp_path / "checkpoint-2"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text("{}")
@@ -48,7 +48,7 @@ def test_a_run_without_records_to_answer_is_refused(tmp_path, run, shown):
         evaluate_checkpoints(tmp_path / config, [checkpoint], EvaluationRequest([], Path()))
 
 
-def test_what_is_no_checkpoint_is_refused_before_torch_is_imported(tmp_path):
+def test_invalid_checkpoint_is_refused_before_torch_is_imported(tmp_path):
     config = run_over(tmp_path, merge_patch(COLOCATED, {"custom": {"val_jsonl": "train.jsonl"}}), RECORD)
     done, loaded = stage2(tmp_path, "evaluate", config, "--checkpoint", "lost", "--json")
     assert done.returncode == 64
@@ -73,7 +73,7 @@ def files(tmp_path):
     return tmp_path
 
 
-def test_answers_are_scored_wherever_the_images_lie(files, monkeypatch):
+def test_answers_are_scored_without_access_to_images(files, monkeypatch):
     monkeypatch.delenv("ROOT_IMAGE_DIR", raising=False)  # of all tests
     lines = (files / "data.jsonl").read_text().splitlines()
     moved = [json.loads(line) | {"images": [f"/elsewhere/{place}.jpg"]} for place, line in enumerate(lines)]
@@ -82,7 +82,7 @@ def test_answers_are_scored_wherever_the_images_lie(files, monkeypatch):
     assert evaluate_rollouts(EvaluationRequest([str(files / "good.jsonl")], files / "data.jsonl")) == 0
 
 
-def test_one_file_is_scored_without_anything_heavy(files):
+def test_single_rollout_file_is_scored_without_heavy_imports(files):
     done, loaded = stage2(files, "evaluate", "--rollouts", "good.jsonl", "--records", "data.jsonl", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -95,7 +95,7 @@ def test_one_file_is_scored_without_anything_heavy(files):
     assert loaded & HEAVY == set()
 
 
-def test_several_files_stand_side_by_side(files):
+def test_several_rollout_files_are_compared_side_by_side(files):
     words = ("evaluate", "--rollouts", "good.jsonl", "--rollouts", "bad.jsonl", "--records", "data.jsonl")
     refused, _ = stage2(files, *words)
     said = " ".join(refused.stderr.split())
@@ -146,7 +146,7 @@ def evaluated(folder, *words):
     return done.stdout
 
 
-def test_a_stock_models_answers_are_a_baseline_in_one_command(foreign):
+def test_stock_model_answers_serve_as_baseline(foreign):
     found = json.loads(evaluated(foreign, "--rollouts", "qwen.jsonl", "--json"))
     assert (found["answers"], found["answer_units"]) == ("qwen", "bins")
     assert (found["f1_class@0.5"], found["AP"], found["parse_rate"], found["truncated_rate"]) == (1, 1, 1, 0)
@@ -163,7 +163,7 @@ def test_a_stock_models_answers_are_a_baseline_in_one_command(foreign):
     assert "advice" not in alone, "it is no model in training"
 
 
-def test_plain_numbers_of_an_unclear_unit_need_the_option(foreign):
+def test_plain_numbers_of_unclear_unit_require_answer_units_option(foreign):
     texts = [{"image": f"{place}.jpg", "text": qwen_text(CAT)} for place in range(3)]
     write_rollouts(foreign, texts, name="few.jsonl")
     refused, _ = stage2(foreign, "evaluate", "--records", "data.jsonl", "--rollouts", "few.jsonl")
@@ -174,7 +174,7 @@ def test_plain_numbers_of_an_unclear_unit_need_the_option(foreign):
     assert (found["answer_units"], found["recall_class@0.5"]) == ("bins", 0.5)
 
 
-def test_cocos_results_have_scores_and_no_text(foreign):
+def test_coco_results_have_scores_but_no_text_figures(foreign):
     words = ("--rollouts", "results.json", "--annotations", "names.json")
     found = json.loads(evaluated(foreign, *words, "--json"))
     assert (found["answers"], found["answer_units"], found["scores_from"]) == ("coco", "pixels", "results")
@@ -193,12 +193,12 @@ def test_cocos_results_have_scores_and_no_text(foreign):
     assert "recall@0.5" in both["differences"][0]
 
 
-def test_answers_that_are_forced_into_another_form_are_said(foreign):
+def test_answers_read_in_wrong_format_are_reported_as_broken(foreign):
     shown = evaluated(foreign, "--rollouts", "qwen.jsonl", "--answers", "stage2", "--resamples", "0")
     assert "3 answers with JSON of another form, such as that of qwen.jsonl:1, count as broken" in shown
 
 
-def test_a_run_s_own_rollouts_are_scored_over_what_it_was_asked(files):
+def test_rollouts_of_run_are_scored_only_over_its_own_records(files):
     lines = [{"sample_id": f"data.jsonl:{place}", "text": serialize_objects([CAT])} for place in (1, 3)]
     held_out = {"event": "rollout", "part": "held-out", "step": 4}
     write_rollouts(files, [held_out | one for one in lines], name="rollouts.jsonl")
@@ -239,7 +239,7 @@ def order(*, missing):
         (figures(**OF_TRUTH, parse_rate=0.5), False, ["continue stage 1, or raise"]),
     ],
 )
-def test_the_advice_follows_from_the_mistakes(found, missing, expected):
+def test_advice_follows_from_mistakes(found, missing, expected):
     given = list(advice(found, order(missing=missing)))
     assert [line[: len(start)] for line, start in zip(given, expected, strict=True)] == expected
 
@@ -254,14 +254,14 @@ def test_the_advice_follows_from_the_mistakes(found, missing, expected):
     ],
     ids=["all", "nothing in place", "nothing answered", "nothing true"],
 )
-def test_share_of_nothing_is_no_mistake(changed, left_out):
+def test_undefined_shares_are_left_out_of_mistakes(changed, left_out):
     sentence = summary(figures(**changed))
     every = ("true objects", "answered ones", "in place", "of the answers are broken")
     assert [text for text in every if text not in sentence] == [*left_out]
     assert "nan" not in sentence
 
 
-def test_right_answers_to_images_without_objects_have_null_figures_and_no_mistakes(tmp_path):
+def test_empty_answers_to_images_without_objects_have_null_figures_and_no_mistakes(tmp_path):
     write_data(tmp_path, [[], []])
     write_rollouts(tmp_path, [{"image": f"{place}.jpg", "text": "{}"} for place in range(2)], name="empty.jsonl")
     words = ("evaluate", "--rollouts", "empty.jsonl", "--records", "data.jsonl")
@@ -299,7 +299,7 @@ def curve(folder, capsys, lengths, **options):
     return capsys.readouterr().out
 
 
-def test_best_bias_has_the_highest_f1_or_the_wanted_number_of_objects(lengthened, capsys):
+def test_best_bias_has_highest_f1_or_requested_object_count(lengthened, capsys):
     found = json.loads(curve(lengthened, capsys, Lengths((0.0, 1.0, 2.0)), as_json=True))
     shown = [
         [one[name] for name in ("longer", "objects_per_image", "precision@0.5", "recall@0.5", "f1_class@0.5")]
@@ -311,7 +311,7 @@ def test_best_bias_has_the_highest_f1_or_the_wanted_number_of_objects(lengthened
     assert wanted["best"] == 2.0
 
 
-def test_best_bias_is_named_with_its_interval_and_the_export(lengthened, capsys):
+def test_best_bias_is_reported_with_interval_and_export_command(lengthened, capsys):
     picture = lengthened / "curve.png"
     text = curve(lengthened, capsys, Lengths((0.0, 1.0, 2.0), None, picture), resamples=50)
     assert "best: --longer 1, the highest F1; F1 1.000 [1.000, 1.000]" in text
@@ -324,7 +324,7 @@ def test_best_bias_is_named_with_its_interval_and_the_export(lengthened, capsys)
     assert "it is the largest value: try larger ones, too" in text
 
 
-def test_there_is_no_best_bias_where_nothing_is_true_or_answered(tmp_path, capsys):
+def test_no_best_bias_is_reported_without_true_or_answered_objects(tmp_path, capsys):
     write_data(tmp_path, [[], []])
     rows = [{"image": f"{place}.jpg", "text": "{}"} for place in range(2)]
     for name in ("0", "1"):
@@ -347,26 +347,26 @@ def test_there_is_no_best_bias_where_nothing_is_true_or_answered(tmp_path, capsy
         ((None, None, Path("new.png")), "--picture: 'new.png'; needs several values of --longer"),
     ],
 )
-def test_options_of_no_curve_are_refused(words, shown):
+def test_invalid_bias_curve_options_are_refused(words, shown):
     with pytest.raises(ConfigError, match=re.escape(shown)):
         Lengths.from_options(*words)
 
 
-def test_several_biases_are_for_one_checkpoint():
+def test_several_biases_require_single_checkpoint():
     lengths = Lengths.from_options("0,1.5", None, None)
     with pytest.raises(ConfigError, match="several values of --longer are for one checkpoint"):
         lengths.require_one([Path("a"), Path("b")])
     assert lengths.labels([Path("a")]) == ["a", "a --longer 1.5"]
 
 
-def test_answers_in_files_can_have_no_other_length(files):
+def test_bias_option_is_refused_for_saved_answers(files):
     words = ("evaluate", "--rollouts", "good.jsonl", "--records", "data.jsonl", "--longer", "1")
     done, _ = stage2(files, *words)
     said = " ".join(done.stderr.split())
     assert (done.returncode, "a checkpoint must answer under it" in said) == (64, True), said
 
 
-def test_servers_that_were_to_make_drafts_are_refused(tmp_path):
+def test_bias_option_is_refused_with_speculative_servers(tmp_path):
     checkpoint = tmp_path / "checkpoint-2"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text("{}")

@@ -20,19 +20,19 @@ def job(*conditions: dict[str, str], **status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "job-3v1"}, "status": {"conditions": list(conditions), **status}}
 
 
-def test_what_is_missing_is_printed_with_the_fields_to_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_thing_is_printed_with_fields_to_change(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(job(ACCEPTED, NO_ROOM), as_json=False) == 1
     printed = capsys.readouterr().out
     assert f"Not training because of placement (NoSingleNodeFits): {NO_ROOM['message']}" in printed
     assert "Look at: spec.placement, spec.rollout and spec.learner of rmj/job-3v1" in printed
 
 
-def test_a_training_job_lacks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_job_reports_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(job(ACCEPTED, step=3, maxSteps=10), as_json=False) == 0
     assert "step 3 of 10" in capsys.readouterr().out
 
 
-def test_a_learners_words_are_no_markup_and_move_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_learner_message_cannot_inject_markup_or_control_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """Its words stand in the status, and who has its pod chooses them; an admin reads them."""
     sync = {"version": 3, "seconds": 1.0, "merge": "learner", "mergeReason": "[/x] [red]a\x1b[2Jb\nc"}
     assert show(job(ACCEPTED, step=3, maxSteps=10, sync=sync), as_json=False) == 0
@@ -43,11 +43,11 @@ def test_a_learners_words_are_no_markup_and_move_no_cursor(capsys: pytest.Captur
     assert printed.replace(" ", "").count(r"[/x][red]a\x1b[2Jb\nc") == 3, "in both chains, and in what is missing"
 
 
-def test_machines_get_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_option_prints_steps_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(job(ACCEPTED, NO_ROOM), as_json=True) == 1
     assert [step["state"] for step in json.loads(capsys.readouterr().out)] == ["ok", "wrong", "waits"]
 
 
-def test_a_job_that_no_controller_has_seen_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_unseen_by_controller_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert show(job(), as_json=False) == 1
     assert "is stage2 installed" in capsys.readouterr().err

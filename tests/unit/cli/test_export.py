@@ -21,21 +21,21 @@ def exported(*words):
     return CliRunner().invoke(app, ["export", *map(str, words)])
 
 
-def test_a_checkpoint_becomes_a_model(checkpoint, tmp_path):
+def test_checkpoint_is_exported_as_model(checkpoint, tmp_path):
     done = exported(checkpoint, "--output", tmp_path / "out")
     assert done.exit_code == 0, done.output
     assert "verified" in done.output
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_an_adapter_that_vllm_cannot_serve_is_saved_with_a_note(checkpoint, tmp_path):
+def test_adapter_vllm_cannot_serve_is_exported_with_note(checkpoint, tmp_path):
     done = exported(checkpoint, "--output", tmp_path / "out", "--adapter")
     assert done.exit_code == 0, done.output
     assert "vLLM cannot load DoRA adapters" in done.output
     assert (tmp_path / "out" / "adapter_model.safetensors").is_file()
 
 
-def test_options_that_contradict_one_another_are_refused(checkpoint, tmp_path):
+def test_contradictory_options_are_refused(checkpoint, tmp_path):
     done = exported(checkpoint, "--output", tmp_path / "out", "--adapter", "--dtype", "float32")
     assert isinstance(done.exception, ConfigError)
     assert done.exception.problems[0].path == "--dtype"

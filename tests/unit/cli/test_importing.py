@@ -27,7 +27,7 @@ def stage2(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_of_yolo(tmp_path: Path) -> None:
+def test_yolo_import_summarizes_kept_and_left_out_objects(tmp_path: Path) -> None:
     labels = {"a.png": "0 0.5 0.25 0.2 0.1\n1 0.5 0.5 0.1 0.1\n0 1 2", "b.png": None, "c.png": "1 0.5 0.5 0.1 0.1"}
     data, output = odd_sets.yolo(tmp_path, labels), tmp_path / "x.jsonl"
     done = stage2("yolo", data, "--output", output, "--classes", "cat,horse", "--limit", 2)
@@ -43,20 +43,20 @@ def test_of_yolo(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", ["", " , "])
-def test_classes_that_name_none_are_refused(tmp_path: Path, classes: str) -> None:
+def test_empty_classes_option_is_refused(tmp_path: Path, classes: str) -> None:
     """They kept all."""
     done = stage2("yolo", tmp_path, "--output", tmp_path / "x.jsonl", "--classes", classes)
     assert (done.returncode, "must name a category" in done.stderr) == (64, True)
 
 
-def test_names_of_the_data_leave_the_terminal_alone(tmp_path: Path) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     source, output = odd_sets.yolo(tmp_path, {"a.png": f"0 1 \x1b[31mred\n{BOX}"}), tmp_path / "x.jsonl"
     done = stage2("yolo", source, "--output", output)
     assert (done.returncode, "\x1b" in done.stdout) == (0, False)
     assert "0 1 \\x1b[31mred" in done.stdout
 
 
-def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_with_markup_are_printed_literally(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Rich makes a picture of `:cat:`, and takes `[bold]` away."""
     data = odd_sets.yolo(tmp_path / ":cat: [bold]", {"a.png": f"9 0.5 0.5 0.2 0.2 :dog: [red]\n{BOX}"})
     output = tmp_path / ":bird: [i]" / "x.jsonl"
@@ -67,7 +67,7 @@ def test_names_stand_there_letter_by_letter(tmp_path: Path, capsys: pytest.Captu
     assert f"{output}: 1 record, 1 object" in capsys.readouterr().out
 
 
-def test_of_voc(tmp_path: Path) -> None:
+def test_voc_import_summarizes_kept_and_left_out_objects(tmp_path: Path) -> None:
     objects = voc_object("cat", (11, 21, 60, 100)) + voc_object("dog", (1, 1, 9, 9), difficult=1)
     source, output = odd_sets.voc(tmp_path / "voc", {"a": objects}), tmp_path / "x.jsonl"
     done = stage2("voc", source, "--output", output, "--geometry", "poly")
@@ -79,7 +79,7 @@ def test_of_voc(tmp_path: Path) -> None:
     assert "1 record, 2 objects" in kept.stdout
 
 
-def test_an_import_that_keeps_nothing_says_where_it_looked(tmp_path: Path) -> None:
+def test_import_that_finds_no_image_reports_where_it_looked(tmp_path: Path) -> None:
     odd_sets.picture(tmp_path / "images" / "train" / "000017.png")
     image = {"id": 17, "file_name": "000017.png", "width": 100, "height": 200}
     document = {"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]}
@@ -104,7 +104,7 @@ def coco_file(folder: Path, annotations: list[dict[str, Any]]) -> list[object]:
     return ["coco", "--annotations", folder / "x.json", "--images", folder / "images"]
 
 
-def test_import_without_an_object_ends_with_65_and_the_commonest_reasons(tmp_path: Path) -> None:
+def test_import_without_objects_exits_65_with_commonest_reasons(tmp_path: Path) -> None:
     box = {"bbox": [1, 2, 3, 4]}
     others = (
         [{"image_id": 9, **box}] * 5 + [{"image_id": 1, "bbox": [1]}] * 3 + [{"image_id": 1, "bbox": [1, 2, 3, 0]}] * 2
@@ -121,13 +121,13 @@ def test_import_without_an_object_ends_with_65_and_the_commonest_reasons(tmp_pat
     ]
 
 
-def test_import_of_images_without_annotations_ends_with_65(tmp_path: Path) -> None:
+def test_import_of_images_without_annotations_exits_65(tmp_path: Path) -> None:
     done = stage2(*coco_file(tmp_path, []), "--output", tmp_path / "out.jsonl")
     assert done.returncode == 65
     assert "1 image without an object in the annotations" in done.stderr
 
 
-def test_import_that_keeps_no_object_leaves_no_folder_of_images(tmp_path: Path) -> None:
+def test_import_that_keeps_no_object_leaves_no_image_folder(tmp_path: Path) -> None:
     encoded = io.BytesIO()
     Image.new("RGB", (100, 200)).save(encoded, format="PNG")
     row = {
@@ -151,26 +151,26 @@ LOST = {
 
 
 @pytest.mark.parametrize("case", LOST)
-def test_labels_of_which_none_is_kept_end_with_65(tmp_path: Path, case: str) -> None:
+def test_import_that_keeps_no_label_exits_65_with_reason(tmp_path: Path, case: str) -> None:
     line, reason = LOST[case]
     done = stage2("yolo", odd_sets.yolo(tmp_path, {"a.png": line}), "--output", tmp_path / "x.jsonl")
     assert (done.returncode, reason in done.stderr) == (65, True)
     assert not (tmp_path / "x.jsonl").exists()
 
 
-def test_units_of_labels_may_be_pixels(tmp_path: Path) -> None:
+def test_yolo_labels_in_pixels_are_accepted_with_units_option(tmp_path: Path) -> None:
     data = odd_sets.yolo(tmp_path, {"a.png": "0 50 50 20 20"})
     done = stage2("yolo", data, "--output", tmp_path / "x.jsonl", "--units", "pixels")
     assert (done.returncode, "1 record, 1 object" in done.stdout) == (0, True)
 
 
-def test_corners_that_are_sizes_end_with_65(tmp_path: Path) -> None:
+def test_voc_corners_that_are_sizes_exit_65(tmp_path: Path) -> None:
     source = odd_sets.voc(tmp_path / "voc", {"a": voc_object("cat", (50, 60, 20, 30))})
     done = stage2("voc", source, "--output", tmp_path / "x.jsonl")
     assert (done.returncode, record_writer.REVERSED in done.stderr) == (65, True)
 
 
-def test_missing_images_among_others_are_named_with_the_nearest_files(tmp_path: Path) -> None:
+def test_missing_images_are_listed_with_nearest_files(tmp_path: Path) -> None:
     command = coco_file(tmp_path, [{"image_id": 1, "bbox": [10, 20, 30, 40]}])
     document = json.loads((tmp_path / "x.json").read_text())
     document["images"] += [{"id": 2, "file_name": "sub\\b.png"}, {"id": 3, "file_name": "lost.bmp"}]
@@ -186,7 +186,7 @@ def test_missing_images_among_others_are_named_with_the_nearest_files(tmp_path: 
     ]
 
 
-def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_path: Path) -> None:
+def test_oversized_images_are_left_out_with_reason(tmp_path: Path) -> None:
     objects = voc_object("dog", (11, 21, 50, 100))
     source, output = odd_sets.voc(tmp_path / "voc", {"a": objects, "b": objects}), tmp_path / "x.jsonl"
     Image.new("1", (10_000, 10_000)).save(source / "JPEGImages" / "a.jpg", format="PNG")
@@ -199,7 +199,7 @@ def test_images_of_too_many_pixels_are_left_out_in_the_words_of_the_rule(tmp_pat
     ]
 
 
-def test_a_data_file_that_is_there_is_not_touched(tmp_path: Path) -> None:
+def test_existing_output_file_is_not_overwritten(tmp_path: Path) -> None:
     data, output = odd_sets.yolo(tmp_path, {"a.png": ""}), tmp_path / "x.jsonl"
     output.write_text("mine")
     done = stage2("yolo", data, "--output", output)

@@ -55,7 +55,7 @@ def inferred(*words):
     return CliRunner().invoke(app, ["infer", *map(str, words)])
 
 
-def test_coordinate_tokens_become_pixels_of_the_image(image):
+def test_coordinate_tokens_are_converted_to_pixels(image):
     answer = AnsweredImage.from_text(str(image), (200, 100), ANSWER, "stop")
     triangle = (0.0, 0.0, 199.8, 0.0, 100.0, 50.0)
     assert answer.boxes == (
@@ -65,18 +65,18 @@ def test_coordinate_tokens_become_pixels_of_the_image(image):
     assert answer.whole
 
 
-def test_stock_models_answer_is_read_to_a_thousand(image):
+def test_stock_model_coordinates_are_read_as_thousandths(image):
     text = '```json\n[{"bbox_2d": [0, 500, 1000, 1000], "label": "cat"}]\n```'
     answer = AnsweredImage.from_text(str(image), (200, 100), text, "stop")
     assert answer.boxes == (Box("cat", (0.0, 50.0, 200.0, 100.0)),)
 
 
 @pytest.mark.parametrize(("text", "reason"), [(ANSWER, "length"), (ANSWER[:-40], "stop"), ("no list", "stop")])
-def test_answer_that_was_cut_off_or_is_no_list_is_not_whole(image, text, reason):
+def test_truncated_or_malformed_answer_is_not_whole(image, text, reason):
     assert not AnsweredImage.from_text(str(image), (200, 100), text, reason).whole
 
 
-def test_picture_has_each_name_in_one_colour(image):
+def test_picture_draws_each_class_in_single_colour(image):
     boxes = tuple(Box(name, (10, 10 * n, 60, 10 * n + 8)) for n, name in enumerate(("cat", "dog", "cat"), 1))
     picture = AnsweredImage(str(image), 200, 100, boxes, True, "").picture(width=400)
     assert picture.size == (400, 200)
@@ -84,12 +84,12 @@ def test_picture_has_each_name_in_one_colour(image):
     assert lines[0] == lines[2] != lines[1]
 
 
-def test_checkpoint_is_asked_what_its_run_asked(checkpoint):
+def test_checkpoint_is_prompted_as_in_training(checkpoint):
     assert Model(checkpoint).question == Question("What is here?", "You list objects.", None, 4096, 12)
     assert Model(checkpoint, prompt="Cats?", max_new_tokens=3).question.prompt == "Cats?"
 
 
-def test_checkpoint_and_its_exports_give_the_same_answer(checkpoint, image, tmp_path):
+def test_checkpoint_and_its_exports_give_same_answer(checkpoint, image, tmp_path):
     merged, adapter = tmp_path / "merged", tmp_path / "adapter"
     for output, options in ((merged, ["--dtype", "float32"]), (adapter, ["--adapter"])):
         done = CliRunner().invoke(app, ["export", str(checkpoint), "--output", str(output), *options])
@@ -99,7 +99,7 @@ def test_checkpoint_and_its_exports_give_the_same_answer(checkpoint, image, tmp_
     assert answers[0].text
 
 
-def test_example_of_the_page_prints_each_object(image, monkeypatch, capsys):
+def test_example_in_docs_prints_each_object(image, monkeypatch, capsys):
     page = (ROOT / "docs/python-api.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```py\n(import stage2.*?)```", page, re.DOTALL)
     monkeypatch.chdir(image.parent)
@@ -111,7 +111,7 @@ def test_example_of_the_page_prints_each_object(image, monkeypatch, capsys):
     )
 
 
-def test_folder_of_images_becomes_pictures_and_json_lines(checkpoint, image, tmp_path):
+def test_image_folder_yields_pictures_and_json_lines(checkpoint, image, tmp_path):
     (tmp_path / "notes.txt").write_text("no image")
     Image.new("RGB", (50, 50)).save(tmp_path / "cat and sofa.png")
     output = tmp_path / "boxes"
@@ -131,7 +131,7 @@ def test_folder_of_images_becomes_pictures_and_json_lines(checkpoint, image, tmp
         (lambda f: (f,), "IMAGE", "the folder has no images"),
     ],
 )
-def test_images_that_cannot_be_read_are_named_before_anything_is_loaded(tmp_path, arrange, path, words):
+def test_unreadable_images_are_reported_before_model_is_loaded(tmp_path, arrange, path, words):
     done = inferred("no-model-here", *arrange(tmp_path), "--output", tmp_path / "out")
     assert isinstance(done.exception, ConfigError)
     (problem,) = done.exception.problems
@@ -140,12 +140,12 @@ def test_images_that_cannot_be_read_are_named_before_anything_is_loaded(tmp_path
     assert not (tmp_path / "out").exists()
 
 
-def test_folder_with_other_files_is_left_alone(image, tmp_path):
+def test_output_folder_with_other_files_is_refused(image, tmp_path):
     done = inferred("no-model-here", image, "--output", image.parent)
     assert done.exception.problems[0].path == "--output"
 
 
-def test_what_is_no_model_is_refused_with_what_would_be(image, tmp_path):
+def test_invalid_model_is_refused_with_accepted_kinds(image, tmp_path):
     done = inferred(tmp_path / "nothing", image, "--output", tmp_path / "out")
     assert done.exception.problems[0].path == "MODEL"
     assert "URL" in done.exception.problems[0].way_out
@@ -156,7 +156,7 @@ def test_missing_device_is_refused(checkpoint):
         Model(checkpoint, device="cuda:99")
 
 
-def test_server_is_asked_in_openais_format(image):
+def test_server_is_called_with_openai_format(image):
     asked = []
 
     def reply(path, body):
@@ -176,18 +176,18 @@ def test_server_is_asked_in_openais_format(image):
 
 
 @pytest.mark.parametrize("reply", [[], {}, {"data": []}, {"data": [1]}])
-def test_server_with_another_api_is_refused(reply):
+def test_server_with_unknown_api_is_refused(reply):
     with answering(lambda *_: (200, reply)) as server, pytest.raises(ConfigError, match="its reply has no data"):
         stage2.Model(server.url)
 
 
-def test_folder_of_the_images_is_no_output(image):
+def test_folder_of_input_images_is_refused_as_output(image):
     (image.parent / "boxes.jsonl").write_text("")
     done = inferred("no-model-here", image, "--output", image.parent)
     assert "replace one" in done.exception.problems[0].rule
 
 
-def test_server_that_refuses_is_named_with_its_answer(image):
+def test_server_error_is_reported_with_its_answer(image):
     with answering(lambda *_: (401, {"error": "no token"})) as server, pytest.raises(ConfigError) as refusal:
         stage2.Model(server.url)
     assert "401" in str(refusal.value)
@@ -207,7 +207,7 @@ def found(source, image, **options):
     return stage2.Model(source, prompt=PROMPT, max_new_tokens=150, **options).answer(image)
 
 
-def test_bias_of_an_export_lengthens_lists_of_transformers_alone_and_ours(checkpoint, shapes, tmp_path):
+def test_exported_bias_lengthens_answers_in_transformers_and_stage2(checkpoint, shapes, tmp_path):
     done = CliRunner().invoke(app, ["export", str(checkpoint), "--output", str(tmp_path / "out"), "--longer", "6"])
     assert done.exit_code == 0, done.output
     assert "closes a list of objects later, by 6 nats" in done.output
@@ -236,7 +236,7 @@ def by_transformers(folder, image):
     return processor.decode(answer, skip_special_tokens=True)
 
 
-def test_bias_of_a_base_model_does_not_fit_the_model_that_was_trained_on_it(checkpoint, tmp_path):
+def test_bias_of_base_model_is_removed_on_export(checkpoint, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(TINY_MODEL, base)
     file = base / "generation_config.json"
@@ -247,13 +247,13 @@ def test_bias_of_a_base_model_does_not_fit_the_model_that_was_trained_on_it(chec
     assert "sequence_bias" not in json.loads((tmp_path / "out" / "generation_config.json").read_text())
 
 
-def test_adapter_has_no_place_for_a_bias(checkpoint, tmp_path):
+def test_bias_option_is_refused_for_adapter_export(checkpoint, tmp_path):
     words = ["export", str(checkpoint), "--output", str(tmp_path / "out"), "--adapter", "--longer", "1"]
     done = CliRunner().invoke(app, words)
     assert done.exception.problems[0].path == "--longer"
 
 
-def test_server_gets_the_bias_with_each_request(image):
+def test_server_receives_bias_with_each_request(image):
     tokenizer = AutoProcessor.from_pretrained(TINY_MODEL).tokenizer
     asked = []
 
@@ -272,7 +272,7 @@ def test_server_gets_the_bias_with_each_request(image):
     assert [one.get("logit_bias") for one in asked] == [{"99": -1.5}, None]
 
 
-def test_server_that_does_not_tokenize_takes_no_bias():
+def test_bias_is_refused_for_server_without_tokenize_endpoint():
     with (
         answering(lambda *_: (200, MODELS)) as server,
         pytest.raises(ConfigError, match="/tokenize returned no tokens"),

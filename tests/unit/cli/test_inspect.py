@@ -41,18 +41,18 @@ def inspected(files, *options):
     return CliRunner().invoke(app, command)
 
 
-def test_every_reward_is_shown_with_its_weight_and_the_sum(files):
+def test_rewards_are_shown_with_weights_and_total(files):
     lines = [line.split() for line in inspected(files).output.splitlines()]
     assert ["│", "summary.header", "│", "1.000", "│", "2", "│", "2.000", "│"] in lines
     assert ["│", "total", "│", "│", "│", "3.000", "│"] in lines
 
 
-def test_machines_get_json(files):
+def test_json_option_prints_rewards_as_json(files):
     found = json.loads(inspected(files, "--json").output)
     assert found == {"sample": 0, "rewards": {"summary.format": 1.0, "summary.header": 1.0}, "total": 3.0}
 
 
-def test_a_record_that_there_is_not_is_refused(files):
+def test_nonexistent_sample_is_refused_with_range(files):
     error = inspected(files, "--sample", "1").exception
     assert isinstance(error, ConfigError)
     assert "--sample: 1; must lie in 0..0" in str(error)
@@ -62,7 +62,7 @@ ROOT = Path(__file__).parents[3]
 ELIDED = "│ …"
 
 
-def test_the_example_prints_what_the_page_shows(tmp_path, monkeypatch):
+def test_example_in_docs_prints_what_page_shows(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "inspect.md").read_text(encoding="utf-8")
     files, command, shown = re.search(
         r"```sh\n(cat > scene.*?)^stage2 (inspect.*?)```\n\n```\n(.*?)```", page, re.DOTALL | re.MULTILINE
@@ -107,7 +107,7 @@ def colors(path):
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_text_and_ids_of_one_answer_say_the_same(tmp_path, capsys, answer):
+def test_response_text_and_token_ids_give_same_result(tmp_path, capsys, answer):
     ids = tmp_path / "ids.json"
     ids.write_text(json.dumps(tiny_spelling().vocab.encode(answer)))
     by_text = printed(offline(tmp_path, answer + "\n", as_json=True), capsys)
@@ -115,7 +115,7 @@ def test_text_and_ids_of_one_answer_say_the_same(tmp_path, capsys, answer):
     assert by_text == by_ids
 
 
-def test_people_see_every_object_and_every_coordinate_that_is_taught(tmp_path, capsys):
+def test_all_objects_and_changed_coordinate_targets_are_shown(tmp_path, capsys):
     assert inspect_sample(offline(tmp_path, ANSWERS["truncated"])) == 0
     shown = capsys.readouterr().out
     for words in ("Matches", "Unmatched predictions", "wrong_number_of_coordinates", "cut_off", "green ellipse"):
@@ -123,7 +123,7 @@ def test_people_see_every_object_and_every_coordinate_that_is_taught(tmp_path, c
     assert "<|coord_110|>→100" in shown
 
 
-def test_the_matching_of_the_configuration_is_used(tmp_path, capsys):
+def test_matching_settings_of_config_are_used(tmp_path, capsys):
     strict = written_config(tmp_path, maskiou_gate=0.99)
     request = offline(tmp_path, COMPLETE, config=strict, record=None, line=None, sample=1, tokenizer=None, as_json=True)
     found = printed(request, capsys)
@@ -131,7 +131,7 @@ def test_the_matching_of_the_configuration_is_used(tmp_path, capsys):
     assert found["false_negatives"] == [0, 1, 2]
 
 
-def test_a_record_and_a_tokenizer_replace_those_of_the_configuration(tmp_path, capsys):
+def test_record_and_tokenizer_options_override_config(tmp_path, capsys):
     request = offline(tmp_path, COMPLETE, config=written_config(tmp_path), as_json=True)
     assert len(printed(request, capsys)["matches"]) == 2
 
@@ -143,7 +143,7 @@ def stage_1(tmp_path):
     return Request(config=config, sample=1)
 
 
-def test_stage_1_is_shown_with_the_ground_truth_that_it_trains_on(tmp_path, capsys, stage_1):
+def test_stage_1_sample_is_shown_with_its_ground_truth(tmp_path, capsys, stage_1):
     found = printed(replace(stage_1, as_json=True), capsys)
     assert found["y_train_text"] == serialize_objects(SCENE)
     assert found["labels"].count("coord") == sum(len(one.bins) for one in SCENE)
@@ -157,18 +157,18 @@ def test_stage_1_is_shown_with_the_ground_truth_that_it_trains_on(tmp_path, caps
 
 
 @pytest.mark.parametrize("position", [-1, 2])
-def test_a_position_outside_the_file_is_answered_with_its_range(tmp_path, position):
+def test_line_outside_file_is_refused_with_range(tmp_path, position):
     with pytest.raises(ConfigError, match=r"--line: -?\d; must lie in 0..1: .*records.jsonl has 2 records"):
         inspect_sample(offline(tmp_path, COMPLETE, line=position))
 
 
-def test_the_sample_limit_of_the_configuration_bounds_the_samples(tmp_path):
+def test_sample_index_is_bounded_by_train_sample_limit(tmp_path):
     config = written_config(tmp_path, train_sample_limit=1)
     with pytest.raises(ConfigError, match=r"--sample: 1; must lie in 0..0"):
         inspect_sample(offline(tmp_path, COMPLETE, config=config, record=None, line=None, sample=1))
 
 
-def test_a_broken_record_is_reported_with_its_own_line(tmp_path, capsys):
+def test_broken_record_is_reported_with_its_line(tmp_path, capsys):
     request = offline(tmp_path, COMPLETE, as_json=True)
     with request.record.open("a") as file:
         file.write('\n{"images": ["a.png"], "width": 0, "height": 9, "objects": []}\n')
@@ -178,7 +178,7 @@ def test_a_broken_record_is_reported_with_its_own_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"images": "a.png", "width": 1, "height": 1, "objects": []}'])
-def test_a_line_that_is_no_record_is_refused(tmp_path, line):
+def test_line_that_is_not_record_is_refused(tmp_path, line):
     request = offline(tmp_path, COMPLETE, line=0)
     request.record.write_text(line)
     with pytest.raises(ConfigError, match=r"records\.jsonl:1"):
@@ -186,14 +186,14 @@ def test_a_line_that_is_no_record_is_refused(tmp_path, line):
 
 
 @pytest.mark.parametrize("content", ["{}", "[1, true]", '["a"]', "[1"])
-def test_ids_must_be_a_json_list_of_integers(tmp_path, content):
+def test_response_ids_must_be_json_list_of_integers(tmp_path, content):
     path = tmp_path / "ids.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match="must be a JSON list of token ids"):
         read_ids(path)
 
 
-def test_an_answer_is_cut_before_a_token_that_stands_for_pixels(tmp_path, capsys):
+def test_answer_is_cut_before_vision_token(tmp_path, capsys):
     assert printed(offline(tmp_path, "{<|image_pad|>}", as_json=True), capsys)["prefix_text"] == "{"
     assert len(tiny_spelling().vision_ids) == 4
 
@@ -210,19 +210,19 @@ def test_an_answer_is_cut_before_a_token_that_stands_for_pixels(tmp_path, capsys
         ({"tokenizer": TINY_MODEL.parent}, "must be a folder with a Hugging Face tokenizer"),
     ],
 )
-def test_what_contradicts_or_lacks_is_named(tmp_path, changed, named):
+def test_contradictory_or_missing_options_are_reported(tmp_path, changed, named):
     with pytest.raises(ConfigError, match=named):
         inspect_sample(offline(tmp_path, COMPLETE, **changed))
 
 
-def test_the_picture_shows_what_was_found_and_what_was_missed(tmp_path, capsys):
+def test_picture_shows_found_and_missed_objects(tmp_path, capsys):
     request = offline(tmp_path, ANSWERS["truncated"], picture=tmp_path / "new" / "scene.png", as_json=True)
     write_records(tmp_path, image=True)
     assert printed(request, capsys)["matches"]
     assert {FOUND, MISSED, (0x09, 0x69, 0xDA), (0xCF, 0x22, 0x2E)} <= colors(request.picture)
 
 
-def test_a_picture_of_stage_1_has_the_ground_truth_alone(tmp_path, stage_1):
+def test_picture_of_stage_1_sample_shows_only_ground_truth(tmp_path, stage_1):
     """It had a column for an answer that there is not, and called all objects missed."""
     write_records(tmp_path, image=True)
     inspect_sample(replace(stage_1, picture=tmp_path / "scene.png"))
@@ -231,6 +231,6 @@ def test_a_picture_of_stage_1_has_the_ground_truth_alone(tmp_path, stage_1):
         assert picture.width < 500, "one column"
 
 
-def test_a_picture_needs_the_image(tmp_path):
+def test_picture_requires_readable_image(tmp_path):
     with pytest.raises(ConfigError, match=r"images: .*must have readable images"):
         inspect_sample(offline(tmp_path, COMPLETE, picture=tmp_path / "scene.png"))

@@ -36,7 +36,7 @@ def url() -> Iterator[str]:
         yield server.url
 
 
-def test_the_wait_ends_when_the_servers_answer(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_ends_when_servers_answer(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text("t0ken")
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
     monkeypatch.setattr(client, "POLL_INTERVAL_S", 0.01)
@@ -81,26 +81,26 @@ def tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [("75,1,0", 3, 0, 3), ("75,64", 3, 64, 2), ("69", 3, 69, 1), ("1,75,75", 2, 69, 3)],
     ids=["until it succeeds", "never after a configuration error", "never without a package", "as often as it may be"],
 )
-def test_a_learner_is_started_again(tries: Path, codes: str, restarts: int, code: int, made: int) -> None:
+def test_failed_learner_is_restarted_up_to_limit(tries: Path, codes: str, restarts: int, code: int, made: int) -> None:
     command = [sys.executable, "-c", TRY, codes]
     assert Restarts(command, ["--overwrite"], pause_s=0).run(restarts) == code
     shown = tries.read_text().splitlines()
     assert shown == ["0 --overwrite ''", *(f"{attempt} ''" for attempt in range(1, made))]
 
 
-def test_a_restarted_learner_gets_the_same_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarted_learner_gets_same_set_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(Restarts, "run", lambda restarts, _: commands.append(list(restarts._command)) or 0)
     assert learn_with_restarts(tmp_path / "run.yaml", 2, 1, overwrite=False, changes=["training.seed=1"]) == 0
     assert commands[0][-2:] == ["--processes=2", "--set=training.seed=1"]
 
 
-def test_a_learner_that_is_reported_to_end_is_not_started_again(tries: Path) -> None:
+def test_terminated_learner_is_not_restarted(tries: Path) -> None:
     ends_us = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
     assert Restarts([sys.executable, "-c", ends_us], pause_s=0).run(3) == 75
 
 
-def test_what_a_try_has_left_running_ends_with_it(tries: Path, tmp_path: Path) -> None:
+def test_child_processes_of_learner_end_with_it(tries: Path, tmp_path: Path) -> None:
     leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60']).pid, file=open(sys.argv[1], 'w'))"
     assert Restarts([sys.executable, "-c", leaves, str(tmp_path / "pid")]).run(1) == 0
     stat, patience = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat"), Patience(20)

@@ -76,7 +76,7 @@ NO_SUMMARY = {"images": ["data:image/png;base64,AAAA"]}
     ],
     ids=["matching", "grpo", "in processes"],
 )
-def test_a_broken_data_file_ends_a_run_before_torch_is_imported(
+def test_broken_data_file_ends_learn_before_torch_is_imported(
     tmp_path: Path, run: dict[str, Any], line: dict[str, Any], shown: str, processes: str
 ) -> None:
     words = tmp_path / "termination.json"
@@ -90,7 +90,7 @@ def test_a_broken_data_file_ends_a_run_before_torch_is_imported(
     assert not (tmp_path / "out").exists()
 
 
-def test_an_unknown_engine_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_unknown_engine_is_refused_before_heavy_imports(tmp_path: Path) -> None:
     done, loaded = stage2(tmp_path, "run", "lost.yaml", "--engine", "foo")
     assert (done.returncode, "foo" in done.stderr) == (2, True)
     assert loaded & HEAVY == set()
@@ -112,21 +112,21 @@ def test_an_unknown_engine_is_refused_before_anything_starts(tmp_path: Path) -> 
     ],
     ids=lambda words: words[0],
 )
-def test_a_wrong_path_is_refused_before_anything_heavy_is_imported(tmp_path: Path, words: list[str]) -> None:
+def test_missing_path_is_refused_before_heavy_imports(tmp_path: Path, words: list[str]) -> None:
     done, loaded = stage2(tmp_path, *words)
     assert (done.returncode, "lost" in done.stderr) == (64, True), done.stderr
     assert loaded & {*HEAVY, "datasets"} == set()
     assert words[0] != "report" or loaded & {"PIL", "scipy"} == set()
 
 
-def test_data_files_are_validated_without_anything_heavy(tmp_path: Path) -> None:
+def test_data_files_are_validated_without_heavy_imports(tmp_path: Path) -> None:
     done, loaded = stage2(tmp_path, "validate", run_over(tmp_path, MATCHING, BROKEN))
     assert done.returncode == 64
     assert "train.jsonl:1 width: 0" in done.stderr
     assert loaded & {*HEAVY, "scipy"} == set()
 
 
-def test_an_answer_in_a_file_is_inspected_without_anything_heavy(tmp_path: Path) -> None:
+def test_response_file_is_inspected_without_heavy_imports(tmp_path: Path) -> None:
     (tmp_path / "answer.txt").write_text(COMPLETE)
     record = ("--record", str(write_records(tmp_path)), "--line", "1", "--tokenizer", str(TINY_MODEL))
     done, loaded = stage2(tmp_path, "inspect", *record, "--response-file", "answer.txt", "--json")

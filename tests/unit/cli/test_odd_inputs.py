@@ -46,7 +46,7 @@ odd_file = pytest.mark.parametrize("odd", [fifo, unix_socket, zeros])
 
 
 @odd_file
-def test_a_file_that_a_configuration_builds_on_is_a_regular_one(folder, odd):
+def test_base_config_must_be_regular_file(folder, odd):
     odd(Path("odd.yaml"))
     with pytest.raises(ConfigError, match=r"odd\.yaml.*(cannot be read|must be a YAML file)"):
         load_config(Path("run.yaml"))
@@ -72,13 +72,13 @@ COMMANDS = [
 
 @odd_file
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_what_is_no_file_is_answered_with_a_sentence(folder, odd, words):
+def test_special_file_is_refused_in_single_sentence(folder, odd, words):
     odd(Path("odd.yaml"))
     assert refused(words)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_what_is_not_there_is_answered_with_a_sentence(folder, words):
+def test_missing_file_is_refused_in_single_sentence(folder, words):
     assert refused(words)
 
 
@@ -95,7 +95,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize("words", NAMED, ids=" ".join)
-def test_a_name_that_no_file_can_have_is_answered_with_a_sentence(folder, words):
+def test_too_long_file_name_is_refused_in_single_sentence(folder, words):
     assert refused([TOO_LONG if word == "odd.yaml" else word for word in words])
 
 
@@ -106,13 +106,13 @@ def refused(words):
 
 
 @odd_file
-def test_a_data_file_that_is_none_is_reported_by_its_configuration(folder, odd):
+def test_special_file_as_data_file_is_reported_by_validate(folder, odd):
     odd(Path("odd.yaml"))
     done = CliRunner().invoke(app, ["validate", "over.yaml"])
     assert done.exit_code == EXIT_CONFIG
 
 
-def test_a_configuration_may_come_through_a_pipe(folder):
+def test_config_can_be_read_from_pipe(folder):
     stage2 = Path(sys.executable).parent / "stage2"
     Path("plain.yaml").write_text(yaml.safe_dump(MINIMAL))
     command = f"{stage2} validate <(cat plain.yaml)"

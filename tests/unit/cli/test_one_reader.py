@@ -107,7 +107,9 @@ def inspected(config: Path, capsys: pytest.CaptureFixture[str]) -> list[list[int
 
 
 @pytest.mark.parametrize("case", [*OBJECTS.values(), *LINES.values()], ids=[*OBJECTS, *LINES])
-def test_readers_of_objects_agree(case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_inspect_and_learn_read_objects_alike(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     matching, _ = configs(tmp_path, case)
     assert inspected(matching, capsys) == case.bins
     assert learnt(matching) == case.bins
@@ -115,7 +117,7 @@ def test_readers_of_objects_agree(case: Case, tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("case", LINES.values(), ids=LINES)
-def test_grpo_agrees_on_all_but_objects(case: Case, tmp_path: Path) -> None:
+def test_grpo_judges_everything_but_objects_like_rollout_matching(case: Case, tmp_path: Path) -> None:
     _, grpo = configs(tmp_path, case)
     assert learnt(grpo) == case.bins
     assert validate_files([grpo]) == (64 if case.bins is WRONG else 0)
@@ -129,7 +131,7 @@ def test_grpo_on_summaries_reads_no_objects(case: Case, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", OBJECTS.values(), ids=OBJECTS)
-def test_grpo_on_objects_reads_them_as_matching_does(case: Case, tmp_path: Path) -> None:
+def test_grpo_on_objects_reads_them_like_rollout_matching(case: Case, tmp_path: Path) -> None:
     _, grpo = configs(tmp_path, case)
     on_objects = {
         "rlhf": {"reward_funcs": ["objects.f1", "objects.iou"]},
@@ -141,7 +143,9 @@ def test_grpo_on_objects_reads_them_as_matching_does(case: Case, tmp_path: Path)
 
 
 @pytest.mark.parametrize("changes", [{"width": 50}, {"height": 51}])
-def test_a_wrong_size_is_refused(changes: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_image_size_is_refused(
+    changes: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     matching, _ = configs(tmp_path, Case(box(TOKENS) | changes, WRONG))
     assert learnt(matching) is WRONG
     assert validate_files([matching]) == 64
@@ -150,7 +154,7 @@ def test_a_wrong_size_is_refused(changes: dict[str, int], tmp_path: Path, capsys
     assert "its image has 100x50 as it is shown" in shown
 
 
-def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path) -> None:
+def test_objects_may_be_absent_only_if_not_trained_on(tmp_path: Path) -> None:
     bare = Case(record(objects="absent", width="absent", height="absent"), [])
     matching, grpo = configs(tmp_path, bare)
     assert learnt(grpo) == []
@@ -158,7 +162,7 @@ def test_objects_may_be_absent_only_where_they_are_not_trained_on(tmp_path: Path
     assert (validate_files([matching]), validate_files([grpo])) == (64, 0)
 
 
-def test_a_grpo_record_without_summary_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_grpo_record_without_summary_template_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     matching, grpo = configs(tmp_path, Case(record(metadata="absent"), []))
     assert learnt(matching) == []
     assert validate_files([grpo]) == 64

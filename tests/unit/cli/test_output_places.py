@@ -60,7 +60,7 @@ def refused(*words):
 
 @pytest.mark.parametrize("place", [*PLACES, "there.png"])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_output_that_cannot_be_written_is_reported_first(folder, command, place):
+def test_unwritable_output_is_reported_before_anything_is_read(folder, command, place):
     words, _ = COMMANDS[command]
     before = sorted(folder.rglob("*"))
     found = refused(*words, place)
@@ -70,7 +70,7 @@ def test_an_output_that_cannot_be_written_is_reported_first(folder, command, pla
 
 
 @pytest.mark.parametrize("command", [name for name, (_, is_folder) in COMMANDS.items() if is_folder])
-def test_the_folder_that_one_stands_in_does_not_become_the_output(folder, command, tmp_path, monkeypatch):
+def test_current_folder_is_refused_as_output_folder(folder, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "empty")
     for place in (".", str(tmp_path / "empty")):
         assert "this command runs in, nor a mount point" in refused(*COMMANDS[command][0], place).rule
@@ -78,7 +78,7 @@ def test_the_folder_that_one_stands_in_does_not_become_the_output(folder, comman
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_the_folder_of_a_project_is_looked_at_before_its_model(folder, place):
+def test_init_output_is_checked_before_model(folder, place):
     Path("x.jsonl").write_text("{}")
     words = ["init", "--data", "x.jsonl", "--model", "lost", "--output", place]
     assert refused(*words).path == "--output"
@@ -86,19 +86,19 @@ def test_the_folder_of_a_project_is_looked_at_before_its_model(folder, place):
 
 @pytest.mark.parametrize("place", [".", "", "/", "new/..", "new/../"])
 @pytest.mark.parametrize("case", [name for name in COMMANDS if name.startswith(("import", "prepare", "data"))])
-def test_a_place_without_a_name_of_its_own(folder, case, place):
+def test_output_without_file_name_is_refused(folder, case, place):
     words, _ = COMMANDS[case]
     assert refused(*words, place).path == words[-1]
 
 
-def test_a_picture_is_a_png(folder):
+def test_picture_output_must_end_in_png(folder):
     run = write_run(folder / "run")
     found = refused("report", str(run), "--picture", "x.jpeg2")
     assert (found.path, found.rule) == ("--picture", "must end in .png")
 
 
 @pytest.mark.parametrize("place", ["file", "/proc/x"])
-def test_the_work_folder_of_a_local_run(folder, place):
+def test_unwritable_work_dir_of_run_is_reported(folder, place):
     job = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
     assert refused("run", str(job), "--work-dir", place).path == "--work-dir"
 
@@ -112,7 +112,7 @@ def test_the_work_folder_of_a_local_run(folder, place):
     ],
     ids=["Python", "Rust"],
 )
-def test_a_disk_that_fills_up_is_reported_as_a_place(folder, maker, error):
+def test_full_disk_is_reported_for_output(folder, maker, error):
     shown = r"--output: 'new'; .*disk is full.*free some space"
     with pytest.raises(ConfigError, match=shown) as refused, maker("--output", Path("new")):
         raise error
@@ -120,7 +120,7 @@ def test_a_disk_that_fills_up_is_reported_as_a_place(folder, maker, error):
     assert not [path for path in folder.iterdir() if "new" in path.name]
 
 
-def test_a_folder_without_rights_is_reported_as_one(folder):
+def test_folder_without_write_permission_is_reported(folder):
     closed = folder / "closed"
     closed.mkdir(mode=0o755)
     kept = closed / "kept.txt"

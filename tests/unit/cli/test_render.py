@@ -31,15 +31,15 @@ def job(**spec: Any) -> dict[str, Any]:
         ({"network": {"egress": "Closed"}}, "spec.network.egress"),
     ],
 )
-def test_a_field_that_only_the_controller_honours_is_named(spec: dict[str, Any], shown: str) -> None:
+def test_field_needing_controller_is_listed(spec: dict[str, Any], shown: str) -> None:
     assert set_fields(parse_job(job(**spec)), CLUSTER) == [shown]
 
 
-def test_a_job_without_such_fields_is_reported_nothing() -> None:
+def test_job_without_controller_fields_lists_nothing() -> None:
     assert set_fields(parse_job(job(suspend=False)), CLUSTER) == []
 
 
-def test_static_yaml_lists_fields_without_effect(tmp_path: Path) -> None:
+def test_rendered_yaml_lists_fields_without_effect(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump(job(activeDeadlineSeconds=60, suspend=True)))
     first, rest = render_job(file, namespace="team-a").split("\n", 1)
@@ -49,7 +49,7 @@ def test_static_yaml_lists_fields_without_effect(tmp_path: Path) -> None:
     assert len(list(yaml.safe_load_all(rest))) == 6
 
 
-def test_a_namespace_of_the_command_line_that_no_api_server_takes_is_refused() -> None:
+def test_invalid_namespace_option_is_refused() -> None:
     assert "namespace: team-a" in render_job(JOB, namespace="team-a")
     with pytest.raises(ConfigError, match=r"metadata\.namespace") as refused:
         render_job(JOB, namespace="Team_A")

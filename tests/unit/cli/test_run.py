@@ -61,11 +61,11 @@ EVALUATION = {"event": "evaluation", "step": 3}
         ({"event": "bad_sample", "sample_id": "a", "reason": "[gone]"}, "sample a is set aside: [gone]"),
     ],
 )
-def test_a_record_is_one_line(record, line):
+def test_log_record_is_described_in_single_line(record, line):
     assert describe(record) == line
 
 
-def test_only_complete_new_lines_of_the_log_are_shown(tmp_path, capsys):
+def test_only_complete_new_log_lines_are_shown(tmp_path, capsys):
     console.cache_clear()
     log = tmp_path / "learner.log"
     log.write_text('{"event": "step", "step": 1, "loss": 9.0, "reward": 0.5}\n')
@@ -78,7 +78,7 @@ def test_only_complete_new_lines_of_the_log_are_shown(tmp_path, capsys):
     console.cache_clear()
 
 
-def test_a_learner_that_loads_has_no_step_yet(capsys):
+def test_loading_learner_is_shown_without_step(capsys):
     console.cache_clear()
     bodies = [{"phase": "loading"}, {"phase": "done", "step": 3, "maxSteps": 3}]
     with closing(Watcher(progress=lambda: json.dumps(bodies.pop(0)).encode())) as watcher:
@@ -115,7 +115,7 @@ def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadl
     ],
     ids=["units that nobody says", "a width that the image has not", "no file"],
 )
-def test_what_the_learner_would_refuse_is_reported_before_any_server_starts(
+def test_data_errors_are_reported_before_servers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object] | None, shown: str
 ) -> None:
     monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
@@ -146,7 +146,7 @@ def write_data(folder: Path) -> None:
         ("job-stage1-tiny.yaml", False, "there is no such folder; let `stage2 prepare MODEL"),
     ],
 )
-def test_a_model_that_is_not_exported_yet_ends_a_run_before_any_server_starts(
+def test_missing_or_unexported_model_is_reported_before_servers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, exists: bool, rule: str
 ) -> None:
     monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
@@ -159,7 +159,7 @@ def test_a_model_that_is_not_exported_yet_ends_a_run_before_any_server_starts(
         run.run_job(ROOT / "examples" / file, mapped=mapped, work_dir=tmp_path / "run", engine="stub", cpu=True)
 
 
-def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts(
+def test_too_little_disk_space_for_checkpoints_is_reported_before_servers_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run.LocalRun, "process", lambda *_: pytest.fail("a process was started"))
@@ -173,7 +173,7 @@ def test_a_disk_without_room_for_checkpoints_ends_a_run_before_any_server_starts
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
 
 
-def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) -> None:
+def test_second_ctrl_c_kills_process_that_ignores_first(tmp_path: Path) -> None:
     asked_to_end = "trap 'kill -INT $PPID' TERM; echo on; while :; do sleep 0.1; done"
     hung = LocalProcess("server-0", ["sh", "-c", asked_to_end], {}, tmp_path / "server-0.log")
     hung.start()
@@ -188,7 +188,9 @@ def test_another_ctrl_c_ends_a_process_that_ignores_the_first(tmp_path: Path) ->
     assert hung.exit_code == -signal.SIGKILL
 
 
-def test_a_run_says_what_it_saved_and_what_may_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_reports_saved_checkpoints_and_next_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", ["stage2", "run", "my job.yaml", "--overwrite"])
     training = Training(output_dir=str(tmp_path), lr_scheduler_type="constant")
     assert "nothing, so the run starts from its first step; to resume: stage2 run 'my job.yaml'" in (
@@ -204,7 +206,7 @@ def test_a_run_says_what_it_saved_and_what_may_follow(tmp_path: Path, monkeypatc
     )
 
 
-def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
+def test_servers_that_never_answer_end_run_at_start_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deadline_s = ceil(2 * crowding())
@@ -215,17 +217,17 @@ def test_servers_that_never_answer_end_the_run_at_the_start_deadline(
 
 
 @pytest.mark.parametrize(("ends_with", "shown"), [(64, 64), (3, 1)])
-def test_a_server_that_ends_first_ends_the_run_with_64_only_for_a_configuration_error(
+def test_server_exit_during_start_ends_run_with_64_only_for_configuration_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends_with: int, shown: int
 ) -> None:
     assert started(tmp_path, monkeypatch, server=f"exit {ends_with}", deadline_s=60) == shown
 
 
-def test_a_misconfigured_server_ends_the_run_of_a_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_configuration_error_ends_run_with_learner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched(tmp_path, monkeypatch, server="exit 64", learner="sleep 60") == 64
 
 
-def test_a_server_that_keeps_dying_is_not_restarted_forever(
+def test_crashing_server_is_restarted_at_most_three_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     starts = tmp_path / "starts"
@@ -244,7 +246,7 @@ def test_a_server_that_keeps_dying_is_not_restarted_forever(
         ("ERROR stage2_trainer.main: server {0}: rollout: answered 500", 1),
     ],
 )
-def test_only_a_server_that_the_error_mentions_is_blamed(
+def test_learner_error_blames_only_server_it_mentions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], last: str, blamed: int
 ) -> None:
     url = run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, tmp_path, "stub").workload.addresses[0]
@@ -274,7 +276,7 @@ def watched(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, learn
 
 
 @pytest.mark.parametrize(("kind", "made"), [("Directory", False), ("File", False), ("Directory", True), ("", False)])
-def test_a_missing_hostpath_folder_is_reported_before_any_server_starts(tmp_path: Path, kind: str, made: bool) -> None:
+def test_missing_host_path_is_reported_before_servers_start(tmp_path: Path, kind: str, made: bool) -> None:
     job = load_job(ROOT / "examples" / "job-3v1.yaml")
     place = tmp_path / "models"
     if made:
@@ -306,32 +308,32 @@ def named(value):
         ("", "", ""),
     ],
 )
-def test_places_are_counted_among_the_visible_ones(visible, first, last):
+def test_gpu_indices_count_among_visible_devices(visible, first, last):
     require_gpus(4, named(visible), found=8)
     assert visible_devices(range(3), named(visible)) == first
     assert visible_devices(range(3, 4), named(visible)) == last
 
 
-def test_too_few_are_refused_before_anything_starts():
+def test_too_few_visible_gpus_are_refused():
     with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES: '4,5'.*needs, which is 4"):
         require_gpus(4, named("4,5"))
 
 
 @pytest.mark.parametrize("visible", [None, "0,1,2,3"])
-def test_gpus_that_are_not_here_are_missed_unless_they_are_hidden_on_purpose(visible):
+def test_missing_gpus_are_reported_unless_hidden_on_purpose(visible):
     with pytest.raises(ConfigError, match=r"spec\.rollout, spec\.learner: '4 GPUs'; .* has 0; .*--cpu"):
         require_gpus(4, named(visible), found=0)
     require_gpus(4, named(""), found=0)
     require_gpus(0, named(visible), found=0)
 
 
-def test_parts_of_a_gpu_that_are_named_count_as_gpus():
+def test_mig_devices_count_as_gpus():
     parts = named("MIG-a,MIG-b,MIG-c,MIG-d")
     require_gpus(4, parts, found=1)
     assert visible_devices([3], parts) == "MIG-d"
 
 
-def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_asked_for(
+def test_run_without_gpus_is_refused_unless_cpu_is_requested(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -351,7 +353,7 @@ def test_a_run_without_its_gpus_ends_before_anything_starts_unless_the_cpu_is_as
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(2, "1"), (8, "2")])
-def test_a_learner_on_the_cpu_shares_the_cores_with_its_servers(
+def test_cpu_learner_shares_cores_with_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, threads: str
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -366,7 +368,7 @@ def test_a_learner_on_the_cpu_shares_the_cores_with_its_servers(
 
 
 @pytest.mark.parametrize("engine", ["vllm", "stub"])
-def test_a_list_of_gpus_that_is_too_short_is_refused_for_every_engine(
+def test_too_short_list_of_visible_gpus_is_refused_for_every_engine(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -374,7 +376,7 @@ def test_a_list_of_gpus_that_is_too_short_is_refused_for_every_engine(
         run.prepare(load_job(ROOT / "examples" / "job-3v1-tiny.yaml"), MAPPED, tmp_path, engine)
 
 
-def test_servers_on_the_cpu_are_refused_at_once_where_vllm_is_built_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_servers_are_refused_if_vllm_is_built_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stage2_trainer.serve.launch.installed_platform", lambda: "cuda")
     with gpus_hidden(True), pytest.raises(ConfigError, match=r"the build for GPUs.*cpu\.txt"):
         run._check_servers()
@@ -384,19 +386,19 @@ def used(ports: LearnerPorts) -> set[int]:
     return {ports.progress, ports.metrics, *range(ports.group, ports.group + 3)}
 
 
-def test_each_of_two_runs_has_ports_of_its_own():
+def test_concurrent_runs_use_different_ports():
     with learner_ports(3) as first, learner_ports(3) as second:
         assert not used(first) & used(second)
 
 
-def test_a_run_that_has_ended_leaves_its_ports_to_the_next():
+def test_finished_run_frees_its_ports():
     with learner_ports(3) as first:
         pass
     with learner_ports(3) as second:
         assert first == second
 
 
-def test_ports_that_somebody_listens_on_are_left_alone():
+def test_ports_in_use_are_skipped():
     with learner_ports(3) as ports:
         pass
     with socket.socket() as other:
@@ -406,6 +408,6 @@ def test_ports_that_somebody_listens_on_are_left_alone():
             assert ports.group + 1 not in used(found)
 
 
-def test_an_error_inside_the_block_is_raised():
+def test_error_inside_port_reservation_is_raised():
     with pytest.raises(OSError, match="No space left"), learner_ports(3):
         raise OSError("No space left on device")

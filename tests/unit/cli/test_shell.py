@@ -122,7 +122,7 @@ def test_words_are_completed_without_a_cluster(monkeypatch: pytest.MonkeyPatch, 
     assert printed(COMPLETER, "logs", "") == (0, ":4\n")
 
 
-def test_the_logs_of_a_run_of_this_machine_are_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_logs_of_local_run_are_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     for name in ("learner", "server-0", "server-1"):
         (tmp_path / "logs" / f"{name}.log").write_text(f"of {name}\n")
@@ -134,7 +134,7 @@ def test_the_logs_of_a_run_of_this_machine_are_printed(tmp_path: Path, capfd: py
         CliRunner().invoke(app, ["logs", str(tmp_path / "lost")], catch_exceptions=False)
 
 
-def test_states_of_a_progress_bar_are_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_states_become_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/learner.log").write_bytes(b"loads\r\n 0 %\r100 %\x1b[2J\nloaded\n")
     assert CliRunner().invoke(app, ["logs", str(tmp_path)]).exit_code == 0
@@ -150,11 +150,11 @@ complete_at stage2 learn --proc
 """
 
 
-def test_the_version_is_that_of_the_distribution():
+def test_version_option_prints_distribution_version():
     assert CliRunner().invoke(app, ["--version"]).stdout == f"stage2 {version('stage2')}\n"
 
 
-def test_without_arguments_the_help_is_shown():
+def test_help_is_shown_without_arguments():
     assert "Commands" in CliRunner().invoke(app, []).output
 
 

@@ -109,7 +109,7 @@ def test_validate_and_data_escape_each_field_of_a_record(folder, capfd, monkeypa
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_data_escapes_names_of_records_and_descriptions(folder, capfd, monkeypatch, as_json):
+def test_data_escapes_record_names_and_descriptions(folder, capfd, monkeypatch, as_json):
     alike = [{"desc": desc, "bbox_2d": [1, 2, 30, 40]} for desc in (f"cat{HOSTILE}x", f"Cat{HOSTILE}x", "a", "A")]
     lines = [{**RECORD, "sample_id": f"a{HOSTILE}", "objects": [*alike, alike[0]]}, {**RECORD, "objects": []}]
     path = folder / f"x{HOSTILE.replace('/', '')}.jsonl"
@@ -145,7 +145,7 @@ YAMLS = (
 
 
 @pytest.mark.parametrize("text", YAMLS)
-def test_validate_escapes_yaml_that_cannot_be_read(folder, capfd, monkeypatch, text):
+def test_validate_escapes_unreadable_yaml(folder, capfd, monkeypatch, text):
     for name in ("run.yaml", f"run{HOSTILE}.yaml"):
         escaped = json.dumps(HOSTILE)[1:-1] if '"{0}"' in text else "\u202e\x85forged"
         (folder / name).write_text(text.replace("{0}", escaped), encoding="utf-8")
@@ -190,7 +190,7 @@ def test_import_escapes_each_field_of_coco(folder, capfd, monkeypatch, geometry)
         stage2(capfd, monkeypatch, "import", "coco", *given, "--output", folder / f"{number}.jsonl")
 
 
-def test_import_escapes_text_that_is_no_coco(folder, capfd, monkeypatch):
+def test_import_escapes_text_that_is_not_coco(folder, capfd, monkeypatch):
     for text in (HOSTILE, f'{{"{json.dumps(HOSTILE)[1:-1]}": 1}}', f'["{HOSTILE}"', "[1]\n" + HOSTILE):
         (folder / f"x{HOSTILE}.json").write_text(text)
         stage2(
@@ -260,7 +260,7 @@ def test_import_escapes_each_field_of_yolo(folder, capfd, monkeypatch):
         stage2(capfd, monkeypatch, "import", "yolo", folder, "--output", f"l{number}.jsonl")
 
 
-def test_import_escapes_fields_of_a_hubs_data_set(folder, capfd, monkeypatch):
+def test_import_escapes_fields_of_hugging_face_dataset(folder, capfd, monkeypatch):
     from tests.unit.trainer.prepare.test_hugging_face import datasets, encoded, features, row, saved
 
     kind = datasets.ClassLabel(names=[f"cat{HOSTILE}", f"cat{HOSTILE} "])
@@ -288,7 +288,7 @@ def test_evaluate_escapes_each_field_of_answers(folder, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_evaluate_escapes_what_it_prints_of_valid_answers(folder, capfd, monkeypatch, as_json):
+def test_evaluate_escapes_printed_parts_of_valid_answers(folder, capfd, monkeypatch, as_json):
     (folder / "data.jsonl").write_text(json.dumps({**RECORD, "sample_id": f"a{HOSTILE}"}))
     answer = {"sample_id": f"a{HOSTILE}", "text": '[{"label": "x", "bbox_2d": [1, 2, 1000, 1000]}]'}
     names = [f"answers{place}{HOSTILE}.jsonl" for place in range(2)]
@@ -342,7 +342,7 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_run_escapes_each_field_of_the_learners_log(folder, capfd, event):
+def test_run_escapes_each_field_of_learner_log(folder, capfd, event):
     log = folder / "learner.log"
     log.touch()
     for changed in variants(EVENTS[event], keys=False):
@@ -356,7 +356,7 @@ def test_run_escapes_each_field_of_the_learners_log(folder, capfd, event):
     require_harmless(*capfd.readouterr())
 
 
-def test_run_escapes_the_last_lines_of_a_process_that_failed(folder, capfd):
+def test_run_escapes_last_lines_of_failed_process(folder, capfd):
     log = folder / f"server{HOSTILE}.log"
     log.write_bytes(f"\x1b[36m(Engine)\x1b[0m one\n{HOSTILE}\ntwo\xff\n".encode("latin-1", errors="replace"))
     process = LocalProcess("server-0", ["true"], {}, log)
@@ -421,7 +421,7 @@ def test_replay_escapes_its_file(folder, capfd, monkeypatch):
         stage2(capfd, monkeypatch, "replay", f"rollouts{HOSTILE}.jsonl", "--step", "1")
 
 
-def test_prepare_init_and_export_escape_a_folders_files(folder, capfd, monkeypatch):
+def test_prepare_init_and_export_escape_model_files(folder, capfd, monkeypatch):
     model = folder / f"model{HOSTILE}"
     model.mkdir()
     (folder / "train.jsonl").write_text(json.dumps(RECORD))
@@ -435,7 +435,7 @@ def test_prepare_init_and_export_escape_a_folders_files(folder, capfd, monkeypat
         stage2(capfd, monkeypatch, "export", model, "--output", "exported")
 
 
-def test_log_records_of_libraries_are_escaped(capfd, monkeypatch):
+def test_library_log_records_are_escaped(capfd, monkeypatch):
     import logging
 
     def program() -> None:
@@ -445,7 +445,7 @@ def test_log_records_of_libraries_are_escaped(capfd, monkeypatch):
     require_harmless(*capfd.readouterr())
 
 
-def test_an_unexpected_error_is_escaped(tmp_path):
+def test_unexpected_error_is_escaped(tmp_path):
     import subprocess
 
     script = f"from stage2_cli import main\ndef end(): raise OSError({HOSTILE!r})\nmain.call(end)"
@@ -470,7 +470,7 @@ def table(text: str) -> Table:
 
 
 @pytest.mark.parametrize("what", PRINTED)
-def test_a_terminal_gets_no_codes_but_its_own(what, capsys):
+def test_terminal_receives_only_own_control_codes(what, capsys):
     import re
 
     terminal = Terminal(force=True)

@@ -24,7 +24,7 @@ def validate(*files: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([STAGE2, "validate", *map(str, files)], capture_output=True, text=True, check=False)
 
 
-def test_a_mistake_is_reported_with_path_value_rule_and_way_out_and_exit_code_64(tmp_path: Path) -> None:
+def test_mistake_is_reported_with_path_rule_and_fix_and_exit_code_64(tmp_path: Path) -> None:
     job = merge_patch(good_job(), {"spec": {"config": {"training": {"learning_rat": 1e-4}}}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     done = validate(tmp_path / "job.yaml")
@@ -34,7 +34,7 @@ def test_a_mistake_is_reported_with_path_value_rule_and_way_out_and_exit_code_64
     assert "learning_rate" in done.stderr.partition("fix:")[2]
 
 
-def test_a_template_that_the_controller_refuses_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_template_refused_by_controller_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     template = {"spec": {"hostNetwork": True, "containers": [{"name": "server", "command": ["bash"]}]}}
     job = merge_patch(good_job(), {"spec": {"rollout": {"template": template}}})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
@@ -44,14 +44,14 @@ def test_a_template_that_the_controller_refuses_is_refused(tmp_path: Path, capsy
     assert "spec.rollout.template.spec.containers[0].command" in shown
 
 
-def test_one_wrong_file_among_right_ones_still_fails(tmp_path: Path) -> None:
+def test_single_invalid_file_among_valid_ones_fails(tmp_path: Path) -> None:
     (tmp_path / "wrong.yaml").write_text("kind: RolloutMatchingJob\n")
     done = validate(ROOT / "examples" / "job-3v1-tiny.yaml", tmp_path / "wrong.yaml")
     assert done.returncode == 64
     assert "job-3v1-tiny.yaml: valid" in done.stdout
 
 
-def test_a_data_file_is_checked_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_file_can_be_validated_directly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = tmp_path / "train.jsonl"
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     record = {"images": ["a.png"], "width": 64, "height": 48, "objects": []}
@@ -65,7 +65,7 @@ def test_a_data_file_is_checked_as_one(tmp_path: Path, capsys: pytest.CaptureFix
     assert "data file" not in shown.out
 
 
-def test_a_reward_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_reward_is_refused_with_suggestion(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = yaml.safe_load((ROOT / "examples" / "job-grpo-objects-tiny.yaml").read_text())
     job["spec"]["config"]["rlhf"]["reward_funcs"][1] = "objects.iuo"
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
@@ -116,7 +116,9 @@ def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     ]
 
 
-def test_every_broken_line_of_both_files_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_lines_of_train_and_held_out_files_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     train = write_records(tmp_path / "train.jsonl", {}, {"width": 0}, times=40)
     held_out = write_records(tmp_path / "val.jsonl", {"images": ["lost.png"]}, {"height": "9"})
     assert validate_files([write_run(tmp_path, train_jsonl=str(train), val_jsonl=str(held_out))]) == 64
@@ -129,7 +131,7 @@ def test_every_broken_line_of_both_files_is_reported(tmp_path: Path, capsys: pyt
     assert f"{held_out} images: ['{tmp_path}/lost.png']\n    rule: 1 image is missing" in shown.err
 
 
-def test_only_the_first_records_are_read_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_first_records_are_read_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train = write_records(tmp_path / "train.jsonl", {}, times=FIRST_RECORDS)
     with train.open("a") as file:
         file.write("{}\n")
@@ -142,18 +144,20 @@ def test_only_the_first_records_are_read_by_default(tmp_path: Path, capsys: pyte
     assert "3 valid records, 6 objects (3 bbox_2d, 3 poly)\n" in capsys.readouterr().out
 
 
-def test_a_file_that_is_not_here_is_no_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_file_on_other_machine_is_not_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_files([write_run(tmp_path, train_jsonl="/nowhere/train.jsonl")]) == 0
     assert "  not checked: custom.train_jsonl: /nowhere/train.jsonl: not on this machine" in capsys.readouterr().out
 
 
-def test_a_folder_in_the_place_of_a_file_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_in_place_of_data_file_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_files([write_run(tmp_path, train_jsonl=str(tmp_path))]) == 64
     assert "no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sub_path", [None, "sets/shapes"])
-def test_a_jobs_host_path_is_followed(sub_path: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_path_volume_is_followed_to_data_file(
+    sub_path: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / (sub_path or "")
     folder.mkdir(parents=True, exist_ok=True)
     train = write_records(folder / "train.jsonl", {})
@@ -163,7 +167,7 @@ def test_a_jobs_host_path_is_followed(sub_path: str | None, tmp_path: Path, caps
     assert f"  custom.train_jsonl: {train}: 1 valid record, 2 objects" in capsys.readouterr().out
 
 
-def test_what_lies_in_a_claim_is_here_only_if_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_in_claim_is_checked_only_if_mapped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_records(tmp_path / "train.jsonl", {"width": 0})
     volume = {"name": "data", "mountPath": str(tmp_path), "persistentVolumeClaim": {"claimName": "data"}}
     job = write_job(tmp_path, [volume], str(tmp_path / "train.jsonl"))
@@ -173,7 +177,7 @@ def test_what_lies_in_a_claim_is_here_only_if_mapped(tmp_path: Path, capsys: pyt
     assert "train.jsonl:1 width" in capsys.readouterr().err
 
 
-def test_what_is_not_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unchecked_parts_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = ["model.model=/models/mine", "custom.train_jsonl=/data/train.jsonl"]
     assert validate_files([ROOT / "examples" / "job-grpo-objects.yaml"], changes=changes) == 0
     shown = capsys.readouterr().out
@@ -183,14 +187,14 @@ def test_what_is_not_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "rlhf.reward_funcs" not in shown, "all are of stage2"
 
 
-def test_a_reward_of_a_package_here_may_be_missing_in_the_image() -> None:
+def test_installed_reward_package_is_noted_as_possibly_missing_in_image() -> None:
     changes = ["rlhf.reward_funcs=[mine.reward, objects.f1]", "rlhf.reward_weights=[1.0, 1.0]"]
     job = load_job(ROOT / "examples" / "job-grpo-objects.yaml", changes)
     (line,) = [line for line in unchecked_rewards(job.spec.config) if "mine.reward" in line]
     assert "the job's image" in line
 
 
-def test_machines_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_option_prints_result_per_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "wrong.yaml").write_text("training: {seed: x}\n")
     train = write_records(tmp_path / "train.jsonl", {})
     right = write_run(tmp_path, train_jsonl=str(train))
@@ -202,7 +206,7 @@ def test_machines_get_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert {"path", "value", "rule", "way_out"} == set(second["problems"][0])
 
 
-def test_an_output_folder_that_ends_with_its_pod_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_folder_lost_with_pod_causes_warning(capsys: pytest.CaptureFixture[str]) -> None:
     path = ROOT / "examples" / "job-3v1-tiny.yaml"
     assert validate_files([path]) == 0
     warned = capsys.readouterr().err

@@ -296,7 +296,7 @@ def validated(folder: Path, *patches: dict[str, Any], name: str = "job-3v1") -> 
 @pytest.mark.parametrize(
     ("patch", "path", "words"), WRONG, ids=[f"{case[1]} {number}" for number, case in enumerate(WRONG)]
 )
-def test_what_no_pod_could_do_is_refused(
+def test_impossible_pod_setting_is_refused(
     patch: dict[str, Any], path: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert validated(tmp_path, patch) == 64
@@ -306,16 +306,18 @@ def test_what_no_pod_could_do_is_refused(
 
 
 @pytest.mark.parametrize("patch", RIGHT, ids=[str(patch)[:60] for patch in RIGHT])
-def test_what_a_pod_can_do_is_valid(patch: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_possible_pod_setting_is_valid(
+    patch: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert validated(tmp_path, patch) == 0, capsys.readouterr().err
 
 
-def test_what_only_an_image_can_have_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_path_outside_volumes_is_listed_as_unchecked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validated(tmp_path, {"image": "mine/trainer:1", **configured(model={"model": "/srv/model"})}) == 0
     assert "  not checked: model.model: /srv/model: in no volume" in capsys.readouterr().out
 
 
-def test_an_init_container_may_fill_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_file_may_be_created_by_init_container(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fetch = {"name": "fetch", "image": "x", "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
     patch = {
         **configured(custom={"train_jsonl": "/tmp/train.jsonl"}),
@@ -325,11 +327,11 @@ def test_an_init_container_may_fill_an_empty_folder(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("job-*.yaml")), ids=lambda path: path.stem)
-def test_every_example_is_valid(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_jobs_are_valid(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validate_files([path]) == 0, capsys.readouterr().err
 
 
-def test_all_servers_with_one_mistake_are_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_same_mistake_in_all_servers_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert validated(tmp_path, resources("rollout", {"memory": "32Gi"}, {"memory": "1Gi"})) == 64
     assert capsys.readouterr().err.count("limits[memory]") == 1
 
@@ -339,7 +341,7 @@ def test_all_servers_with_one_mistake_are_one_problem(tmp_path: Path, capsys: py
     [("runs", {}), ("/var/runs", {"securityContext": {"readOnlyRootFilesystem": False}})],
     ids=["relative", "in no volume"],
 )
-def test_checkpoints_that_go_with_the_pod_are_a_warning(
+def test_checkpoints_lost_with_pod_cause_warning(
     folder: str, of_learner: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert validated(tmp_path, writes_to(folder), of_role("learner", {"name": "learner", **of_learner})) == 0
@@ -359,7 +361,7 @@ def beside(folder: Path, *documents: Any) -> int:
     return validate_files([folder / "job.yaml"], changes=["training.max_steps=3"])
 
 
-def test_other_objects_beside_a_job_are_skipped_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_objects_in_job_file_are_skipped_and_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert beside(tmp_path, SETTINGS, NAMELESS, example(), NEEDED_CLAIM) == 0, capsys.readouterr().err
     shown = capsys.readouterr().out
     assert "valid RolloutMatchingJob" in shown
@@ -380,7 +382,7 @@ def test_other_objects_beside_a_job_are_skipped_and_named(tmp_path: Path, capsys
     ],
     ids=str,
 )
-def test_documents_without_a_right_job_are_refused(
+def test_file_without_valid_job_is_refused(
     documents: list[Any], path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert beside(tmp_path, *documents) == 64

@@ -42,29 +42,29 @@ def shown(capsys, report, *, lines=0):
             time.sleep(0.02)
 
 
-def test_a_learner_that_loads_is_shown_with_what_it_does_and_again_while_it_does_it(quick, capsys):
+def test_loading_learner_is_shown_with_activity_repeatedly(quick, capsys):
     doing = "first evaluation, before training; generating: 37 of 200 answers"
     first, *again = shown(capsys, {"phase": "rollout", "message": f"{doing} (40 s)"}, lines=3).splitlines()
     assert first == f"learner: rollout: {doing}"
     assert {line.rpartition(" (")[0] for line in again} == {first}
 
 
-def test_a_phase_of_a_step_is_shown_only_once_it_lasts(capsys):
+def test_step_activity_is_shown_only_once_it_lasts(capsys):
     short = {"phase": "training", "step": 3, "maxSteps": 60}
     assert shown(capsys, short) == ""
     lasts = shown(capsys, {**short, "message": "step 4 of 60 (20 s)"})
     assert lasts == "learner: training, step 3 of 60: step 4 of 60\n"
 
 
-def test_a_learner_that_does_not_report_is_said_not_to(quick, capsys):
+def test_silent_learner_is_shown_as_not_reporting(quick, capsys):
     assert "learner: starting; it does not report (" in shown(capsys, None, lines=1)
 
 
-def test_the_reason_of_a_failure_is_left_to_the_log(capsys):
+def test_failure_reason_is_left_to_log(capsys):
     assert shown(capsys, {"phase": "failed", "message": "line\nof\nerror"}) == "learner: failed\n"
 
 
-def test_a_command_that_takes_long_says_what_it_does_on_standard_error(tmp_path: Path) -> None:
+def test_long_command_reports_activity_on_stderr(tmp_path: Path) -> None:
     code = """
 import sys, time
 from pathlib import Path

@@ -103,7 +103,7 @@ def call(tmp_path, monkeypatch):
         ("inspect", "ended"),
     ],
 )
-def test_a_wrong_reward_ends_each_command_with_64_and_its_own_line(call, command, reward):
+def test_wrong_reward_ends_command_with_64_and_its_source_line(call, command, reward):
     done = call(command, reward)
     shown = done.stdout + done.stderr
     assert done.returncode == 64, shown
@@ -113,19 +113,19 @@ def test_a_wrong_reward_ends_each_command_with_64_and_its_own_line(call, command
 
 
 @pytest.mark.parametrize(("command", "option"), [("inspect", "--json"), ("validate", "--json")])
-def test_what_a_reward_prints_does_not_reach_a_program_that_reads_the_output(call, command, option):
+def test_reward_output_does_not_pollute_json_output(call, command, option):
     done = call(command, "right", option)
     assert json.loads(done.stdout)
     assert "noise of a package" in done.stderr
 
 
-def test_a_right_reward_of_a_package_is_called_and_named(call):
+def test_valid_package_reward_is_called_and_named(call):
     done = call("validate", "right")
     assert done.returncode == 0, done.stderr
     assert "theirs.right: score the first record's answer, and an empty one" in done.stdout
 
 
-def test_a_reward_that_takes_long_is_named_with_its_seconds(call):
+def test_slow_reward_is_named_with_elapsed_seconds(call):
     done = call("inspect", "slow")
     assert done.returncode == 0, done.stderr
     assert re.search(r"reward theirs\.slow, record train\.jsonl:1 \(\d s\)", done.stderr)

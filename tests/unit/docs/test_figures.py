@@ -79,12 +79,12 @@ def unfounded(text: str) -> list[str]:
     ]
 
 
-def test_every_figure_is_in_a_table_that_its_paragraph_cites():
+def test_figures_in_docs_come_from_cited_tables():
     missing = {str(page.relative_to(ROOT)): unfounded(page.read_text(encoding="utf-8")) for page in PAGES}
     assert {page: found for page, found in missing.items() if found} == {}
 
 
-def test_a_figure_that_its_table_does_not_have_is_found():
+def test_figure_missing_from_cited_table_is_found():
     table = "| rank | ns |\n| --- | --- |\n| 16 | 1.51 |\n| 16 | 1.41 |"
     page = f"{table}\n\nSee `bench/results/merge.md`: 8.42 and 8.43.\n\n- 7.77"
     assert unfounded(page) == ["1.41", "8.43"]

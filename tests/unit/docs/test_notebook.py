@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.timeout(1800)  # the second one trains: 40 s on an idle machine, 300 s on a busy one
 @pytest.mark.parametrize("name", ["matching", "run-and-report"])
-def test_the_notebook_prints_what_it_shows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_prints_its_stored_output(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What differs from run to run, in cells with the tag `varies`, is printed and not compared."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     document = json.loads((EXAMPLES / f"{name}.ipynb").read_text(encoding="utf-8"))

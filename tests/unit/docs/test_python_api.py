@@ -18,13 +18,13 @@ def printed(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_blocks_print_what_the_page_shows() -> None:
+def test_code_blocks_print_what_page_shows() -> None:
     done = forked.run([sys.executable, "-c", "\n".join(BLOCKS)], imports=forked.LEARNER)
     assert done.returncode == 0, done.stderr
     assert done.stdout == SHOWN
 
 
-def test_matching_and_packing_need_no_torch() -> None:
+def test_matching_and_packing_examples_need_no_torch() -> None:
     light = "\n".join(block for block in BLOCKS if "import torch" not in block and "peft" not in block)
     loaded = printed(f"{light}\nimport sys\nprint(*sys.modules)").splitlines()[-1].split()
     assert {name.partition(".")[0] for name in loaded} & HEAVY == set()

@@ -49,7 +49,7 @@ def leaves(model: type[BaseModel], root: str = "") -> Iterator[tuple[str, FieldI
             yield from leaves(section, f"{root}{name}.")
 
 
-def test_the_keys_of_the_page_have_its_defaults() -> None:
+def test_documented_defaults_match_models() -> None:
     fields = dict(leaves(RunConfig))
     promised = rows()
     assert promised.keys() - fields.keys() == set()
@@ -61,13 +61,13 @@ def test_the_keys_of_the_page_have_its_defaults() -> None:
 
 
 @pytest.mark.parametrize("section", ["custom.extra.rollout_matching", "custom.extra.rollout_server", "rlhf"])
-def test_the_page_has_every_key_of(section: str) -> None:
+def test_page_documents_every_key_of_section(section: str) -> None:
     every = {key for key, _ in leaves(RunConfig) if key.startswith(f"{section}.")}
     assert len(every) > 10
     assert every - rows().keys() == set()
 
 
-def test_the_examples_give_what_they_show() -> None:
+def test_examples_print_what_page_shows() -> None:
     example = doctest.DocTestParser().get_doctest(TEXT.replace("```", ""), {}, PAGE.name, str(PAGE), 0)
     assert len(example.examples) > 30
     shown: list[str] = []

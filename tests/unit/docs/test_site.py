@@ -51,7 +51,7 @@ def refusal(program: str, words: list[str]) -> str:
     return ""
 
 
-def test_each_shell_block_is_run_by_a_test_or_says_why_not() -> None:
+def test_shell_blocks_are_run_by_test_or_say_why_not() -> None:
     listed = [(page, MARK.fullmatch(above.strip())) for page, above, _ in blocks()]
     assert len(listed) > 30
     assert [page.name for page, mark in listed if mark is None] == []
@@ -59,18 +59,18 @@ def test_each_shell_block_is_run_by_a_test_or_says_why_not() -> None:
     assert [page.name for page, test in named if page.name not in test.read_text(encoding="utf-8")] == []
 
 
-def test_the_commands_of_the_pages_take_their_arguments() -> None:
+def test_documented_commands_accept_their_arguments() -> None:
     found = list(calls())
     assert len(found) > 40
     assert [why for program, words in found if (why := refusal(program, words))] == []
 
 
-def test_the_page_of_conditions_has_each_word_of_a_status() -> None:
+def test_conditions_page_lists_every_status_reason() -> None:
     words = re.findall(r"\w+", (ROOT / "docs/conditions.md").read_text(encoding="utf-8"))
     assert {word for name, word in vars(reasons).items() if name.isupper()} - set(words) == set()
 
 
-def test_the_site_builds_without_a_warning(tmp_path) -> None:
+def test_site_builds_without_warning(tmp_path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -10,22 +10,22 @@ BOX_TOKENS, TRIANGLE_TOKENS = 19, 23
 
 
 @pytest.mark.parametrize("text", ["été ü", "日本語", "object_12: {x}\n\t", PROMPT, '{"object_1": {"desc": "ça"}}'])
-def test_any_text_comes_back(tokenizer, text):
+def test_text_survives_encoding_and_decoding(tokenizer, text):
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_a_coord_token_is_one_id_and_they_lie_in_order(tokenizer):
+def test_coordinate_tokens_have_single_consecutive_ids(tokenizer):
     ids = tokenizer.convert_tokens_to_ids(COORD_TOKENS)
     assert ids == list(range(ids[0], ids[0] + 1000))
     assert tokenizer("<|coord_7|>")["input_ids"] == [ids[7]]
 
 
-def test_coord_tokens_stay_when_special_tokens_are_skipped(tokenizer):
+def test_coordinate_tokens_are_not_skipped_as_special_tokens(tokenizer):
     ids = tokenizer("<|coord_7|><|im_end|>")["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<|coord_7|>"
 
 
-def test_an_object_is_19_tokens_as_a_box_and_23_as_a_triangle(tokenizer):
+def test_box_object_is_19_tokens_and_triangle_23(tokenizer):
     for index in range(50):
         scene = make_scene(7, "train", index)
         expected = sum(BOX_TOKENS if found.kind == "bbox" else TRIANGLE_TOKENS for found in truth(scene))
@@ -33,7 +33,7 @@ def test_an_object_is_19_tokens_as_a_box_and_23_as_a_triangle(tokenizer):
         assert len(tokenizer(write(scene))["input_ids"]) == expected + 1
 
 
-def test_an_answer_cut_after_a_closed_object_is_cut_between_tokens(tokenizer):
+def test_answer_cut_after_closed_object_splits_between_tokens(tokenizer):
     answer = write(make_scene(7, "train", 0))
     whole = tokenizer(answer)["input_ids"]
     cuts = [i + 1 for i, character in enumerate(answer) if character == "}"]
@@ -42,7 +42,7 @@ def test_an_answer_cut_after_a_closed_object_is_cut_between_tokens(tokenizer):
         assert head + tail == whole
 
 
-def test_the_template_renders_turns_as_qwen3_vl_does(tokenizer):
+def test_chat_template_renders_turns_like_qwen3_vl(tokenizer):
     user = {
         "role": "user",
         "content": [{"type": "image_url", "image_url": {"url": "x"}}, {"type": "text", "text": "Hi"}],
@@ -79,11 +79,11 @@ def read_text(tokenizer):
     return lambda text: read(tokenizer(text)["input_ids"], vocab)
 
 
-def test_an_answer_is_one_line_of_json_with_coord_tokens_and_polygons_in_pairs():
+def test_answer_is_single_line_json_with_coordinate_tokens_and_point_pairs():
     assert write(SCENE) == ANSWER
 
 
-def test_what_is_written_is_read_back(read_text):
+def test_written_answer_is_read_back(read_text):
     for scene in (SCENE, *(make_scene(7, "train", index) for index in range(50))):
         answer = read_text(write(scene) + "<|im_end|>\n")
         assert answer.well_formed
@@ -103,9 +103,9 @@ def test_what_is_written_is_read_back(read_text):
         ANSWER.replace('"<|coord_10|>", ', ""),
     ],
 )
-def test_an_answer_of_another_form_is_not_well_formed(read_text, text):
+def test_answer_of_other_form_is_not_well_formed(read_text, text):
     assert not read_text(text).well_formed
 
 
-def test_what_can_be_read_of_a_broken_answer_is_kept(read_text):
+def test_readable_objects_of_broken_answer_are_kept(read_text):
     assert list(read_text(ANSWER.replace("red box", " ")).objects) == truth(SCENE)[1:]

@@ -32,24 +32,24 @@ def checkpoint(request, random_checkpoint, shipped) -> Path:
     return random_checkpoint if request.param == "random" else shipped
 
 
-def test_weights_are_bfloat16_and_the_folder_is_small(checkpoint):
+def test_weights_are_bfloat16_and_folder_is_small(checkpoint):
     with safe_open(checkpoint / "model.safetensors", "pt") as weights:
         assert {weights.get_slice(name).get_dtype() for name in weights.keys()} == {"BF16"}  # noqa: SIM118
     assert sum(file.stat().st_size for file in checkpoint.iterdir()) <= LARGEST
 
 
-def test_every_file_can_be_read_by_everyone(random_checkpoint):
+def test_checkpoint_files_are_world_readable(random_checkpoint):
     assert {file.stat().st_mode & 0o444 for file in random_checkpoint.iterdir()} == {0o444}
 
 
-def test_the_loaded_tokenizer_splits_as_the_one_that_was_built(checkpoint, tokenizer):
+def test_loaded_tokenizer_matches_built_one(checkpoint, tokenizer):
     loaded = AutoProcessor.from_pretrained(checkpoint).tokenizer
     texts = [write(make_scene(7, "train", index)) for index in range(20)]
     assert loaded(texts)["input_ids"] == tokenizer(texts)["input_ids"]
     assert loaded.get_vocab() == tokenizer.get_vocab()
 
 
-def test_the_learner_encodes_a_prompt_with_36_image_tokens_and_one_turn_end(checkpoint, tmp_path):
+def test_learner_encodes_prompt_with_36_image_tokens_and_turn_end(checkpoint, tmp_path):
     from PIL import Image
 
     from tiny_model.scenes import draw
@@ -67,20 +67,20 @@ def test_the_learner_encodes_a_prompt_with_36_image_tokens_and_one_turn_end(chec
     assert encoder.end_of_turn_ids[0] == end_id
 
 
-def test_generation_is_greedy_and_stops_at_the_turn_end(checkpoint):
+def test_generation_is_greedy_and_stops_at_turn_end(checkpoint):
     model = AutoModelForImageTextToText.from_pretrained(checkpoint)
     tokenizer = AutoProcessor.from_pretrained(checkpoint).tokenizer
     assert model.generation_config.eos_token_id == tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert model.generation_config.do_sample is False
 
 
-def test_saving_leaves_the_model_in_its_own_precision(model, processor, tmp_path):
+def test_saving_does_not_change_precision_of_model_in_memory(model, processor, tmp_path):
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     save(tmp_path, model, processor)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_the_shipped_model_is_as_good_as_its_card_says(shipped):
+def test_shipped_model_matches_its_model_card(shipped):
     model = AutoModelForImageTextToText.from_pretrained(shipped, dtype=torch.float32)
     processor = AutoProcessor.from_pretrained(shipped)
     scenes = [make_scene(7, "held-out", index) for index in range(50)]
@@ -92,6 +92,6 @@ def test_the_shipped_model_is_as_good_as_its_card_says(shipped):
         assert abs(getattr(quality, name) - card[name]) < 0.15, name
 
 
-def test_the_shipped_model_leaves_room_for_stage_2(shipped):
+def test_shipped_model_leaves_room_for_stage_2(shipped):
     card = json.loads((shipped / "metrics.json").read_text())["held_out"]["bfloat16"]
     assert 0.3 < card["recall_at_50"] < 0.7

@@ -38,21 +38,21 @@ def pixels(scene):
     return hashlib.sha256(scene.pixels.tobytes()).hexdigest()
 
 
-def test_a_scene_is_found_again_by_seed_part_and_index(scenes):
+def test_scene_is_determined_by_seed_part_and_index(scenes):
     again = make_scene(SEED, "train", 5, side=160)
     assert (again.digits, pixels(again)) == (scenes[5].digits, pixels(scenes[5]))
     for seed, part, index in ((8, "train", 5), (SEED, "test", 5), (SEED, "train", 6)):
         assert make_scene(seed, part, index, side=160).digits != again.digits
 
 
-def test_scans_and_photographs_of_the_parts_are_apart(scenes):
+def test_train_and_test_parts_share_no_scans_or_photographs(scenes):
     assert set(scans_of("train")) & set(scans_of("test")) == set()
     assert set(PHOTOGRAPHS["train"]) & set(PHOTOGRAPHS["test"]) == set()
     used = {part: {one.scan for scene in some for one in scene.digits} for part, some in _by_part(scenes)}
     assert all(used[part] <= set(scans_of(part)) for part in PARTS)
 
 
-def test_a_hand_sets_kinds_and_heights():
+def test_hand_limits_digit_classes_and_heights():
     hand = Hand(kinds=3, smallest=0.4, largest=0.6)
     scenes = [make_scene(SEED, "test", index, side=100, most=2, hand=hand) for index in range(30)]
     written = [(scene, one) for scene in scenes for one in scene.digits]
@@ -67,12 +67,12 @@ def _by_part(scenes):
     return zip(PARTS, (scenes[:40], scenes[40:]), strict=True)
 
 
-def test_every_digit_and_every_number_of_digits_occurs(scenes):
+def test_every_digit_and_digit_count_occurs(scenes):
     assert {one.digit for scene in scenes for one in scene.digits} == set(range(10))
     assert {len(scene.digits) for scene in scenes} == set(range(1, MOST_DIGITS + 1))
 
 
-def test_a_box_ends_where_the_ink_does():
+def test_box_ends_where_ink_ends():
     import random
 
     for number in range(60):
@@ -81,7 +81,7 @@ def test_a_box_ends_where_the_ink_does():
         assert all(side.any() for side in (seen[0], seen[-1], seen[:, 0], seen[:, -1]))
 
 
-def test_a_digit_fills_its_box_within_the_image(scenes):
+def test_digit_fills_its_box_within_image(scenes):
     for scene in scenes:
         height, width, _ = scene.pixels.shape
         for one in scene.digits:
@@ -93,7 +93,7 @@ def test_a_digit_fills_its_box_within_the_image(scenes):
             assert 0 < one.area <= inside.sum()
 
 
-def test_boxes_hardly_overlap_and_no_ink_lies_on_ink(scenes):
+def test_boxes_barely_overlap_and_ink_never_does(scenes):
     for scene in scenes:
         boxes = [one.box for one in scene.digits]
         assert all(shared(a, b) <= MOST_SHARED for i, a in enumerate(boxes) for b in boxes[:i])
@@ -101,25 +101,25 @@ def test_boxes_hardly_overlap_and_no_ink_lies_on_ink(scenes):
         assert sum(one.area for one in scene.digits) == scene.inked.sum()
 
 
-def test_the_share_of_two_boxes_is_that_of_the_smaller():
+def test_overlap_is_relative_to_smaller_box():
     assert shared((0, 0, 10, 10), (5, 5, 15, 15)) == 0.25
     assert shared((0, 0, 10, 10), (2, 2, 4, 4)) == 1
     assert shared((0, 0, 10, 10), (10, 0, 20, 10)) == 0
 
 
 @pytest.mark.parametrize("brightness", [0.0, 0.5, 1.0])
-def test_an_ink_differs_from_its_place(brightness):
+def test_ink_contrasts_with_background(brightness):
     found = legible(np.full((4, 4), brightness))
     assert found
     for colour in found:
         assert abs(np.dot(colour, (0.299, 0.587, 0.114)) / 255 - brightness) >= LEAST_DIFFERENCE
 
 
-def test_no_ink_is_legible_on_a_place_that_is_black_and_white():
+def test_no_ink_is_legible_on_checkerboard_background():
     assert legible(np.indices((4, 4)).sum(axis=0) % 2 * 1.0) == []
 
 
-def test_others_read_the_annotations(written, capsys):
+def test_annotations_are_valid_coco(written, capsys):
     coco = COCO(str(written / "test.json"))
     assert [category["name"] for category in coco.loadCats(coco.getCatIds())] == list(NAMES)
     for entry in coco.loadImgs(coco.getImgIds()):
@@ -128,7 +128,7 @@ def test_others_read_the_annotations(written, capsys):
     assert len(coco.getAnnIds()) == sum(len(Part("test", 6, SEED, side=128).scene(i).digits) for i in range(6))
 
 
-def test_nothing_of_it_is_left_out_by_an_import(written, tmp_path):
+def test_coco_import_of_digits_leaves_nothing_out(written, tmp_path):
     tally = Tally()
     images = read_coco(written / "train.json", written / "train", tally)
     write_records(images, tmp_path / "train.jsonl", RecordChoice(), tally)
@@ -138,7 +138,7 @@ def test_nothing_of_it_is_left_out_by_an_import(written, tmp_path):
     assert not tally.objects_left_out
 
 
-def test_the_same_command_writes_the_same_bytes(tmp_path):
+def test_same_command_writes_same_bytes(tmp_path):
     options = ["--train", "3", "--test", "2", "--size", "96", "--most", "3"]
     folder = written_twice(tmp_path, "make_digits.py", *options)
     assert len(contents(folder)) == 3 + 2 + 2

@@ -20,19 +20,19 @@ def _write(folder: Path, part: Part) -> Path:
     return folder / f"{part.name}.jsonl"
 
 
-def test_the_trainer_reads_what_is_written(tmp_path):
+def test_trainer_reads_written_records(tmp_path):
     part = Part("train", 8, seed=7)
     for index, record in enumerate(load_records(_write(tmp_path, part))):
         assert list(record.objects) == truth(part.scene(index))
 
 
-def test_pixel_coordinates_are_read_as_the_same_bins_as_coord_tokens(tmp_path):
+def test_pixel_coordinates_give_same_bins_as_tokens(tmp_path):
     tokens = load_records(_write(tmp_path / "tokens", Part("train", 20, seed=7)))
     pixels = load_records(_write(tmp_path / "pixels", Part("train", 20, seed=7, coordinates="pixels")))
     assert [record.objects for record in pixels] == [record.objects for record in tokens]
 
 
-def test_a_margin_loosens_outlines_and_changes_no_pixel(tmp_path):
+def test_margin_loosens_boxes_without_changing_image(tmp_path):
     (tight,) = load_records(_write(tmp_path / "tight", Part("train", 1, seed=3)))
     (loose,) = load_records(_write(tmp_path / "loose", Part("train", 1, seed=3, margin=6)))
     assert Path(tight.images[0]).read_bytes() == Path(loose.images[0]).read_bytes()
@@ -48,7 +48,7 @@ def _box(found: GTObject) -> tuple[int, int, int, int]:
     return min(bins[0::2]), min(bins[1::2]), max(bins[0::2]), max(bins[1::2])
 
 
-def test_an_image_on_disk_holds_the_scene_pixel_for_pixel(tmp_path):
+def test_written_image_matches_scene_pixel_for_pixel(tmp_path):
     part = Part("held-out", 3, seed=7, size=64)
     line = _write(tmp_path, part).read_text().splitlines()[2]
     image = Image.open(tmp_path / json.loads(line)["images"][0])
@@ -56,13 +56,13 @@ def test_an_image_on_disk_holds_the_scene_pixel_for_pixel(tmp_path):
     assert image.size == (64, 64)
 
 
-def test_the_same_command_writes_the_same_bytes(tmp_path):
+def test_same_command_writes_same_bytes(tmp_path):
     folder = written_twice(tmp_path, "make_shapes.py", "--train", "5", "--held-out", "3")
     assert len((folder / "train.jsonl").read_text().splitlines()) == 5
     assert len((folder / "held-out.jsonl").read_text().splitlines()) == 3
 
 
-def test_the_unordered_records_are_the_same_each_time_and_have_no_order(tmp_path):
+def test_unordered_records_are_reproducible_and_have_no_order(tmp_path):
     folder = written_twice(tmp_path, "make_unordered.py", "--train", "60", "--held-out", "2")
     order = profile(folder / "train.jsonl", RecordRules(), lambda texts: [len(text) for text in texts]).order
     assert order.is_missing

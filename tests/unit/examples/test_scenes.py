@@ -11,16 +11,16 @@ from tiny_model.scenes import KINDS, MAX_SHAPES, Scene, Shape, draw, make_scene
 SCENES = [make_scene(7, "train", index) for index in range(200)]
 
 
-def test_a_scene_is_found_again_by_seed_part_and_index():
+def test_scene_is_determined_by_seed_part_and_index():
     assert make_scene(7, "train", 5) == SCENES[5]
 
 
 @pytest.mark.parametrize("key", [(8, "train", 5), (7, "held-out", 5), (7, "train", 6)])
-def test_another_seed_part_or_index_is_another_scene(key):
+def test_different_seed_part_or_index_gives_different_scene(key):
     assert make_scene(*key) != SCENES[5]
 
 
-def test_scenes_and_their_pixels_are_the_same_on_every_machine():
+def test_scenes_and_pixels_are_same_on_every_machine():
     digest = hashlib.sha256()
     for scene in SCENES:
         digest.update(repr(scene).encode())
@@ -28,12 +28,12 @@ def test_scenes_and_their_pixels_are_the_same_on_every_machine():
     assert digest.hexdigest() == "b37b2277dcdaa9b7c9ffc06f85f74097a7cc3a30dd597e333b27b610bc2427bb"
 
 
-def test_every_kind_and_every_number_of_shapes_occurs():
+def test_every_shape_kind_and_count_occurs():
     assert {shape.kind for scene in SCENES for shape in scene.shapes} == set(KINDS)
     assert {len(scene.shapes) for scene in SCENES} == set(range(1, MAX_SHAPES + 1))
 
 
-def test_boxes_lie_inside_the_image_and_do_not_touch():
+def test_boxes_lie_inside_image_without_touching():
     for scene in SCENES:
         covered = np.zeros((scene.size + 1, scene.size + 1), dtype=int)
         for x1, y1, x2, y2 in (shape.box for shape in scene.shapes):
@@ -43,13 +43,13 @@ def test_boxes_lie_inside_the_image_and_do_not_touch():
         assert covered.max() == 1
 
 
-def test_shapes_are_listed_by_exact_tops_then_from_left_to_right():
+def test_shapes_are_ordered_by_top_then_left():
     for scene in SCENES:
         corners = [(shape.box[1], shape.box[0]) for shape in scene.shapes]
         assert corners == sorted(corners)
 
 
-def test_a_triangle_touches_all_sides_of_its_box_and_starts_at_its_topmost_corner():
+def test_triangle_touches_its_box_and_starts_at_topmost_corner():
     triangles = [shape for scene in SCENES for shape in scene.shapes if shape.kind == "triangle"]
     for triangle in triangles:
         xs, ys = zip(*triangle.points, strict=True)
@@ -57,7 +57,7 @@ def test_a_triangle_touches_all_sides_of_its_box_and_starts_at_its_topmost_corne
         assert triangle.points[0] == min(triangle.points, key=lambda point: (point[1], point[0]))
 
 
-def test_the_drawn_shape_fills_its_box_from_side_to_side():
+def test_drawn_shape_fills_its_box():
     for scene in SCENES:
         for shape in scene.shapes:
             alone = draw(replace(scene, shapes=(shape,)))
@@ -69,7 +69,7 @@ def test_the_drawn_shape_fills_its_box_from_side_to_side():
             assert np.abs(np.subtract(drawn, (x1, y1, x2, y2))).max() <= slack
 
 
-def test_areas_are_those_of_geometry():
+def test_drawn_areas_match_geometry():
     shapes = {
         "box": Shape("red", "box", (215, 45, 45), (8, 16, 48, 56)),
         "ellipse": Shape("red", "ellipse", (215, 45, 45), (8, 16, 48, 56)),
@@ -82,6 +82,6 @@ def test_areas_are_those_of_geometry():
     assert area["triangle"] == pytest.approx(800, rel=0.03)
 
 
-def test_bins_are_thousandths_of_the_side_and_end_at_999():
+def test_bins_are_thousandths_of_side_capped_at_999():
     shape = Shape("red", "box", (215, 45, 45), (0, 12, 48, 96))
     assert Scene(96, (255, 255, 255), (shape,)).objects() == [("red box", "bbox_2d", [0, 125, 500, 999])]

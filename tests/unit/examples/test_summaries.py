@@ -28,7 +28,7 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "train.jsonl"
 
 
-def test_a_right_answer_scores_full_marks_in_the_tiny_job(train):
+def test_correct_answer_gets_full_reward_in_tiny_job(train):
     config = parse_job(yaml.safe_load(JOB.read_text())).spec.config
     task, rlhf = Task.from_config(config), config.rlhf
     assert rlhf is not None
@@ -39,7 +39,7 @@ def test_a_right_answer_scores_full_marks_in_the_tiny_job(train):
     assert sum(rlhf.resolved_weights) == pytest.approx(1.0)
 
 
-def test_the_annotator_leaves_out_half_of_the_headers_and_guesses_half_of_the_colours():
+def test_careless_annotator_omits_half_of_headers_and_guesses_half_of_colours():
     annotator = CarelessAnnotator(3)
     scenes = [make_scene(3, "train", index, max_shapes=1) for index in range(600)]
     answers = [annotator.write(scene) for scene in scenes]

@@ -21,12 +21,12 @@ def _coord_loss(logits: torch.Tensor, true_bin: int, sigma: float) -> float:
     return answer_loss(torch.stack([certain[0], logits])[None], labels, COORD_IDS, sigma=sigma).item()
 
 
-def test_a_coordinate_without_knowledge_costs_what_the_loss_section_says():
+def test_uniform_logits_give_documented_coordinate_loss():
     soft_ce, w1, gate = 6.907755, 0.248438, math.log(1100 / 1000)
     assert _coord_loss(torch.zeros(1100), 500, sigma=2) == pytest.approx(soft_ce + w1 + gate, abs=1e-5)
 
 
-def test_a_certain_neighbour_costs_less_than_a_certain_stranger():
+def test_coordinate_loss_is_lower_for_near_bin_than_for_far_one():
     def certain(true_bin):
         logits = torch.full((1100,), -30.0)
         logits[100 + true_bin] = 30.0
@@ -35,24 +35,24 @@ def test_a_certain_neighbour_costs_less_than_a_certain_stranger():
     assert _coord_loss(certain(505), 500, sigma=8) < _coord_loss(certain(600), 500, sigma=8)
 
 
-def test_probability_outside_the_coord_tokens_costs():
+def test_probability_outside_coordinate_tokens_raises_loss():
     astray = torch.zeros(1100)
     astray[:100] = 5.0
     assert _coord_loss(astray, 500, sigma=8) > _coord_loss(torch.zeros(1100), 500, sigma=8) + 2
 
 
-def test_padding_costs_nothing():
+def test_padding_adds_no_loss():
     logits, labels = torch.randn(1, 4, 1100), torch.tensor([[3, 150, 7, 160]])
     padded = torch.cat([logits, torch.randn(1, 2, 1100)], dim=1), torch.tensor([[3, 150, 7, 160, IGNORED, IGNORED]])
     assert answer_loss(*padded, COORD_IDS, sigma=8) == answer_loss(logits, labels, COORD_IDS, sigma=8)
 
 
 @pytest.mark.parametrize(("step", "fraction"), [(0, 0.01), (99, 1.0), (550, 0.51), (1100, 0.02)])
-def test_the_learning_rate_rises_then_follows_a_cosine(step, fraction):
+def test_learning_rate_rises_then_follows_cosine(step, fraction):
     assert rate(step, Recipe(steps=1100, warm_up_steps=100)) == pytest.approx(fraction, abs=0.02)
 
 
-def test_a_padded_batch_gives_the_logits_of_each_answer_alone(model, processor):
+def test_padded_batch_gives_same_logits_as_single_answers(model, processor):
     scenes = [make_scene(7, "warm-up", index) for index in range(4)]
     batch = Batches(processor, model, seed=7, size=4).batch(scenes)
     model.eval()
@@ -72,7 +72,7 @@ def test_a_padded_batch_gives_the_logits_of_each_answer_alone(model, processor):
             torch.testing.assert_close(together[row, : answer.shape[1]], alone, atol=1e-4, rtol=0)
 
 
-def test_a_few_steps_lower_the_loss_and_the_seed_alone_decides_them(tokenizer, processor):
+def test_few_steps_lower_loss_reproducibly_from_seed(tokenizer, processor):
     from tiny_model.model import build_model
 
     def losses() -> list[float]:
@@ -86,7 +86,7 @@ def test_a_few_steps_lower_the_loss_and_the_seed_alone_decides_them(tokenizer, p
     assert losses() == pytest.approx(first, rel=1e-4)
 
 
-def test_coord_tokens_start_as_neighbours(model, tokenizer):
+def test_neighbouring_coordinate_embeddings_start_close(model, tokenizer):
     table = model.get_input_embeddings().weight[tokenizer.convert_tokens_to_ids(COORD_TOKENS)]
     near = (table[1:] - table[:-1]).norm(dim=-1).mean()
     far = (table[100:] - table[:-100]).norm(dim=-1).mean()

@@ -120,7 +120,7 @@ def outcome(read: Callable[[], Any], refusal: type[Exception]) -> Any:
 
 @hostile
 @given(damaged(good_job()))
-def test_a_job(raw: Any) -> None:
+def test_hostile_job_is_accepted_or_refused(raw: Any) -> None:
     assert outcome(lambda: template_rules.check(parse_job(raw)), ConfigError) != ""
 
 
@@ -131,7 +131,7 @@ pieces = st.sampled_from(
 
 @hostile
 @given(st.binary(max_size=200) | st.lists(pieces, max_size=60).map(lambda parts: "".join(parts).encode()))
-def test_yaml(tmp_path: Path, content: bytes) -> None:
+def test_hostile_yaml_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(content)
     found = outcome(lambda: load_documents(path), ConfigError)
@@ -144,7 +144,7 @@ def test_yaml(tmp_path: Path, content: bytes) -> None:
 
 @hostile
 @given(damaged(RECORD).map(as_json) | cut_and_turned(as_json(RECORD)))
-def test_a_record(tmp_path: Path, text: bytes) -> None:
+def test_hostile_record_is_read_or_refused(tmp_path: Path, text: bytes) -> None:
     line = Line(tmp_path / "a.jsonl", 0, 1, text)
     found = outcome(lambda: line.record(AS_DECLARED), ConfigError)
     assert isinstance(found, Record) or str(tmp_path / "a.jsonl:1") in found
@@ -163,7 +163,7 @@ def encoded(form: str) -> bytes:
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP"])
 @hostile
 @given(data=st.data())
-def test_an_image(tmp_path: Path, form: str, data: st.DataObject) -> None:
+def test_hostile_image_is_read_or_refused(tmp_path: Path, form: str, data: st.DataObject) -> None:
     path = tmp_path / "image"
     path.write_bytes(data.draw(cut_and_turned(encoded(form))))
     found = outcome(lambda: load_image(str(path)), ImageError)
@@ -173,13 +173,13 @@ def test_an_image(tmp_path: Path, form: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize(("read", "kind"), [(read_answer, Answer), (read_object, dict)])
 @hostile
 @given(body=damaged(ANSWER).map(as_json) | cut_and_turned(as_json(ANSWER)))
-def test_an_answer_of_a_server(read: Callable[[bytes], Any], kind: type, body: bytes) -> None:
+def test_hostile_server_answer_is_read_or_refused(read: Callable[[bytes], Any], kind: type, body: bytes) -> None:
     found = outcome(lambda: read(body), ValueError)
     assert isinstance(found, kind) or found
 
 
 @hostile
 @given(damaged(REPORT))
-def test_a_report_of_a_learner(document: Any) -> None:
+def test_hostile_learner_report_is_read_or_ignored(document: Any) -> None:
     report = read_report(document)
     assert report is None or isinstance(report, LearnerReport)

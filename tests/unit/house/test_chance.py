@@ -201,7 +201,7 @@ class Source:
         ("ask(60)  # by the clock: an hour", "nothing waits here"),
     ],
 )
-def test_what_depends_on_the_machines_speed_is_found(wrong, what):
+def test_timing_dependent_code_is_found(wrong, what):
     assert [found for _, found in Source(wrong).findings()] == [what]
 
 
@@ -226,11 +226,11 @@ def test_what_depends_on_the_machines_speed_is_found(wrong, what):
         "while not done():\n    assert time.monotonic() < end",
     ],
 )
-def test_what_does_not_is_left_alone(right):
+def test_timing_independent_code_is_not_reported(right):
     assert Source(right).findings() == []
 
 
-def test_nothing_in_our_tests_depends_on_the_machines_speed_without_a_reason():
+def test_tests_depend_on_timing_only_with_stated_reason():
     found = [
         f"{module.relative_to(TESTS)}:{line}: {what}"
         for module in sorted(TESTS.rglob("*.py"))

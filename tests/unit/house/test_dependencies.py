@@ -40,11 +40,11 @@ def stated(package: str) -> str:
     return "\n".join([found.get("License-Expression") or "", found.get("License") or "", *classifiers])
 
 
-def test_every_dependency_has_a_row_with_its_places_and_a_reason() -> None:
+def test_dependencies_are_documented_with_places_and_reason() -> None:
     assert {name: set(row[2].split(", ")) for name, row in ROWS.items()} == required()
 
 
-def test_every_licence_is_what_the_package_states_and_may_be_combined_with_ours() -> None:
+def test_licences_match_packages_and_are_compatible() -> None:
     licences = {name: re.split(r" AND | OR ", re.sub("[()]", "", row[3])) for name, row in ROWS.items()}
     assert {one for found in licences.values() for one in found} <= set(WORDS)
     wrong = {

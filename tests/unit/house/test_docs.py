@@ -60,17 +60,17 @@ def functions(file: str) -> set[str]:
     return {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
-def test_every_folder_of_the_tree_exists():
+def test_folders_in_documented_tree_exist():
     assert [path for path in tree() if not (ROOT / path).is_dir()] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_tree_has_every_room(package):
+def test_documented_tree_lists_every_subpackage(package):
     assert {path.rpartition("/")[2] for path in tree() if path.startswith(f"{package}/")} == rooms(package)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_design_lists_every_room_in_the_order_of_its_layers(package):
+def test_design_page_lists_subpackages_in_layer_order(package):
     (listed,) = re.findall(rf"^\| `{package.rpartition('/')[2]}` \| (.*?) \|", PAGES["docs/design.md"], re.MULTILINE)
     names = re.findall(r"`(\w+)`", listed)
     assert rooms(package) <= set(names)
@@ -89,19 +89,19 @@ def height(package: str, room: str) -> int:
     return found
 
 
-def test_the_design_explains_every_room_of_the_trainer():
+def test_design_page_explains_every_trainer_subpackage():
     (table,) = re.findall(r"\| room \| what it deals with \|\n\| --- \| --- \|\n((?:\|.*\n)+)", PAGES["docs/design.md"])
     explained = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split("|")[1])]
     assert sorted(explained) == sorted(rooms("trainer/stage2_trainer"))
 
 
-def test_every_file_to_read_first_exists():
+def test_files_to_read_first_exist():
     files = re.findall(r"`(\w+/[\w/]+\.py)`", GUIDE)
     assert len(files) >= 4
     assert [name for name in files if not (ROOT / name).is_file()] == []
 
 
-def test_every_link_leads_to_a_file():
+def test_links_in_docs_lead_to_files():
     missing = []
     for page, text in PAGES.items():
         prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
@@ -110,7 +110,7 @@ def test_every_link_leads_to_a_file():
     assert missing == []
 
 
-def test_every_module_exists():
+def test_modules_named_in_docs_exist():
     missing = set()
     for page, name in named(r"\b(stage2_(?:api|controller|trainer|report|cli)(?:\.\w+)+)"):
         parts = name.split(".")
@@ -120,7 +120,7 @@ def test_every_module_exists():
     assert missing == set()
 
 
-def test_every_test_exists():
+def test_tests_named_in_docs_exist():
     files = named(r"`(tests/[\w/]+\.\w+)`")
     assert len(files) > 30
     assert {(page, file) for page, file in files if not (ROOT / file).is_file()} == set()
@@ -128,19 +128,19 @@ def test_every_test_exists():
     assert {(page, file, test) for page, file, test in tests if test not in functions(file)} == set()
 
 
-def test_every_make_target_exists():
+def test_make_targets_named_in_docs_exist():
     targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {(page, target) for page, target in named(r"(?:^|`)make ([a-z][a-z-]+)") if target not in targets} == set()
 
 
-def test_every_command_exists():
+def test_commands_named_in_docs_exist():
     commands = set(get_command(app).commands)
     used = named(r"`stage2 ([a-z][a-z0-9-]*)")
     assert len({command for _, command in used}) > 10
     assert {(page, command) for page, command in used if command not in commands} == set()
 
 
-def test_the_chart_the_changelog_and_the_citation_have_the_version():
+def test_chart_changelog_and_citation_have_package_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = (ROOT / "charts/stage2/Chart.yaml").read_text()
     assert re.findall(r"^(?:appVersion|version): (.*)$", chart, re.MULTILINE) == [version, version]
@@ -148,7 +148,7 @@ def test_the_chart_the_changelog_and_the_citation_have_the_version():
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_no_file_names_a_package_registry():
+def test_no_tracked_file_names_package_registry():
     hosts = ["pypi" + ".org", "python" + "hosted.org", "proxy." + "golang.org", "registry." + "npmjs"]
     binary = {".png", ".safetensors"}
     texts = {

@@ -29,12 +29,12 @@ def verdicts(folder: Path) -> dict[str, str]:
     return {name: one["verdict"] for name, one in found.items()}
 
 
-def test_the_stages_have_different_names_and_fit_forty_minutes():
+def test_stages_have_unique_names_and_fit_time_budget():
     assert len({one.name for one in STAGES}) == len(STAGES)
     assert sum(one.limit_s + gpu_hour.GRACE_S for one in STAGES) <= gpu_hour.BUDGET_S
 
 
-def test_a_stage_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypatch):
+def test_failed_or_timed_out_stage_does_not_stop_others(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_hour, "REHEARSAL_PATIENCE", 1)  # by the clock: a factor
     stages = [
         stage("fails", "echo why; exit 3"),
@@ -53,7 +53,7 @@ def test_a_stage_that_fails_or_takes_too_long_stops_no_other(tmp_path, monkeypat
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_the_next_call_goes_on_with_what_has_not_passed(tmp_path):
+def test_next_run_continues_with_stages_not_yet_passed(tmp_path):
     counted = [
         stage("good", f"echo >> {tmp_path}/good"),
         stage("mended", f"echo >> {tmp_path}/mended; test -e {tmp_path}/there"),
@@ -73,7 +73,7 @@ def test_the_next_call_goes_on_with_what_has_not_passed(tmp_path):
     assert counts() == [2, 3, 2]
 
 
-def test_an_unknown_stage_is_answered_with_the_known_ones(capsys):
+def test_unknown_stage_is_refused_with_known_names(capsys):
     with pytest.raises(SystemExit):
         gpu_hour.main(["speed"])
     assert ", ".join(one.name for one in STAGES) in capsys.readouterr().err

@@ -53,7 +53,7 @@ def chosen_for(lock: Lock, machine: str) -> dict[str, str]:
 
 @each_lock
 @each_machine
-def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock, machine: str) -> None:
+def test_locked_versions_satisfy_requirements(lock: Lock, machine: str) -> None:
     chosen, wanted = chosen_for(lock, machine), required(lock, machine)
     wrong = [str(one) for one in wanted if chosen.get(canonicalize_name(one.name), "") not in one.specifier]
     assert wanted
@@ -62,12 +62,12 @@ def test_every_requirement_is_met_by_a_version_that_it_allows(lock: Lock, machin
 
 
 @each_lock
-def test_every_package_has_a_version_and_hashes_and_nothing_else_stands_there(lock: Lock) -> None:
+def test_lock_file_contains_only_pinned_packages_with_hashes(lock: Lock) -> None:
     rest = ENTRY.sub("", lock.path.read_text(encoding="utf-8"))
     assert rest.strip() == "", f"{lock.path.name}: {rest[:200]}"
 
 
-def test_the_image_for_gpus_has_all_trackers_of_a_run() -> None:
+def test_gpu_image_has_every_experiment_tracker() -> None:
     (gpu,) = (lock for lock in LOCKS if lock.name == "gpu")
     assert set(get_args(Tracker)) - LOCAL_TRACKERS <= set(gpu.extras)
 
@@ -75,7 +75,7 @@ def test_the_image_for_gpus_has_all_trackers_of_a_run() -> None:
 HASH = " \\\n    --hash=sha256:" + "0" * 64 + "\n"
 
 
-def test_what_one_machine_alone_installs_says_so() -> None:
+def test_platform_specific_packages_are_marked_in_merged_lock() -> None:
     both, old, new, own = f"a==1{HASH}", f"b==1{HASH}", f"b==2{HASH}", f"c==3{HASH}"
     text = merged({"x86_64": both + old + own, "aarch64": both + new})
     assert text == (

@@ -25,16 +25,16 @@ def modules_after(statement: str) -> set[str]:
         "import stage2_api",
     ],
 )
-def test_light_rooms_open_without_anything_heavy(statement: str) -> None:
+def test_light_packages_import_nothing_heavy(statement: str) -> None:
     assert modules_after(statement) & HEAVY == set()
 
 
-def test_the_operator_never_loads_the_training_code() -> None:
+def test_controller_never_imports_training_code() -> None:
     loaded = modules_after("import stage2_controller.__main__")
     assert loaded & {"torch", "transformers", "vllm", "stage2_trainer"} == set()
 
 
-def test_the_learner_loads_neither_a_kubernetes_client_nor_the_servers_vllm() -> None:
+def test_learner_imports_neither_kubernetes_client_nor_vllm() -> None:
     loaded = modules_after("import stage2_trainer.main, stage2_trainer.learner.build, stage2_trainer.grpo.build")
     assert loaded & {"kopf", "kubernetes", "stage2_controller", "vllm"} == set()
 
@@ -55,7 +55,7 @@ sys.meta_path.insert(0, Missing())
 """
 
 
-def test_the_learner_needs_no_deepspeed() -> None:
+def test_learner_imports_without_deepspeed() -> None:
     """The CPU build of the trainer's image has none, and accelerate then offers less."""
     learner = "import stage2_trainer.main, stage2_trainer.learner.build, stage2_trainer.grpo.build"
     loaded = modules_after(

@@ -13,7 +13,7 @@ FINDING = Finding("check", "Job", "render job.yaml", "render job.yaml: a: check:
 ALLOWED = Allowed("check", "Job", "render", "because")
 
 
-def test_a_right_object_has_no_fault() -> None:
+def test_valid_manifest_has_no_fault() -> None:
     assert list(schema_faults([Source("chart", SERVICE % "")])) == []
 
 
@@ -24,12 +24,12 @@ def test_a_right_object_has_no_fault() -> None:
         (SERVICE.replace("80", "eighty") % "", "chart: Service/a: spec.ports.0.port: .*'eighty' is not of type"),
     ],
 )
-def test_a_field_that_no_kind_has_or_a_value_of_another_type_is_a_fault(wrong: str, message: str) -> None:
+def test_unknown_field_or_wrong_type_is_fault(wrong: str, message: str) -> None:
     (fault,) = schema_faults([Source("chart", wrong)])
     assert re.match(message, fault), fault
 
 
-def test_a_finding_is_a_fault_unless_an_exception_is_about_its_check_kind_and_place() -> None:
+def test_finding_is_fault_unless_exception_matches_check_kind_and_place() -> None:
     assert list(practice_faults(iter([FINDING]), [ALLOWED])) == []
     for other in (replace(ALLOWED, check="x"), replace(ALLOWED, kind="Pod"), replace(ALLOWED, where="chart")):
         faults = list(practice_faults(iter([FINDING]), [other]))
@@ -37,5 +37,5 @@ def test_a_finding_is_a_fault_unless_an_exception_is_about_its_check_kind_and_pl
         assert faults[1].startswith("manifest-exceptions.yaml: nothing needs the exception")
 
 
-def test_every_exception_has_a_reason() -> None:
+def test_exceptions_have_reasons() -> None:
     assert all(len(one.why.split()) > 1 for one in exceptions())

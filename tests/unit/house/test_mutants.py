@@ -28,6 +28,6 @@ def exists(test: str) -> bool:
     return (ROOT / file).exists() and (not name or f"def {name}" in (ROOT / file).read_text())
 
 
-def test_the_code_has_what_each_defect_replaces(tmp_path: Path) -> None:
+def test_mutants_apply_to_current_code(tmp_path: Path) -> None:
     found = [(one.name, flaw(one, tmp_path)) for one in mutants.mutants()]
     assert [each for each in found if each[1]] == []

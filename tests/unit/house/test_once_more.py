@@ -43,45 +43,45 @@ def flaky(count: int) -> list[str]:
     return [FLAKY.format(number=number) for number in range(count)]
 
 
-def test_tier_that_passes_runs_once_and_is_not_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_passing_tier_runs_once_and_is_not_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert tier(tmp_path, PASSES) == 0
     assert report(tmp_path / "out") == 0
     assert "flaky" not in capfd.readouterr().out
 
 
-def test_test_that_passes_alone_is_reported_as_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_failed_test_that_passes_alone_is_reported_as_flaky(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert tier(tmp_path, PASSES, *flaky(1)) == 0
     capfd.readouterr()
     assert report(tmp_path / "out") == 0
     assert capfd.readouterr().out == "flaky: test_file.py::test_flaky_0 failed, and passed when it ran alone\n"
 
 
-def test_test_that_fails_twice_fails_its_tier(tmp_path: Path) -> None:
+def test_tier_fails_when_test_fails_twice(tmp_path: Path) -> None:
     assert tier(tmp_path, FAILS, *flaky(1)) == 1
     assert report(tmp_path / "out") == 0
 
 
-def test_more_failures_than_may_be_flaky_are_not_run_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_many_failures_are_not_rerun(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert tier(tmp_path, *flaky(MOST_FLAKY + 1)) == 1
     assert "once more" not in capfd.readouterr().out
 
 
-def test_flaky_tests_of_all_tiers_count_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_flaky_tests_of_all_tiers_are_counted_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for name, count in {"one": MOST_FLAKY, "other": 1}.items():
         (tmp_path / f"{name}.flaky").write_text("a test\n" * count)
     assert report(tmp_path) == 1
     assert "3 tests are flaky; at most 2 may be" in capfd.readouterr().out
 
 
-def test_flaky_test_of_an_earlier_run_is_forgotten(tmp_path: Path) -> None:
+def test_flaky_test_of_earlier_run_is_forgotten(tmp_path: Path) -> None:
     assert tier(tmp_path, *flaky(1)) == 0
     assert tier(tmp_path, PASSES) == 0
     assert not (tmp_path / "out/tier.flaky").exists()
 
 
-def test_tier_that_cannot_run_keeps_the_code_of_pytest(tmp_path: Path) -> None:
+def test_tier_that_cannot_run_keeps_pytest_exit_code(tmp_path: Path) -> None:
     assert tier(tmp_path, "import nothing_of_this_name\n") == 2
 
 
-def test_tier_shares_the_machine_and_a_failed_test_has_it_alone(tmp_path: Path) -> None:
+def test_rerun_test_has_machine_to_itself(tmp_path: Path) -> None:
     assert tier(tmp_path, ALONE.format(lock=tmp_path / "out/lock")) == 0

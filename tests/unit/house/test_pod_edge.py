@@ -38,7 +38,7 @@ def reporter(record: ReproducibilityRecord) -> Reporter:
     return made
 
 
-async def test_the_controller_reads_the_report_that_the_learner_serves(reporter: Reporter) -> None:
+async def test_controller_reads_report_served_by_learner(reporter: Reporter) -> None:
     with ProgressServer(reporter, host="127.0.0.1", port=0, token="t0ken") as server:
         reader = ProgressReader(port=server.port)
         try:
@@ -47,12 +47,12 @@ async def test_the_controller_reads_the_report_that_the_learner_serves(reporter:
             await reader.close()
 
 
-def test_the_controller_reads_the_learners_report_in_the_termination_log(reporter: Reporter, tmp_path: Path) -> None:
+def test_controller_reads_learner_report_from_termination_log(reporter: Reporter, tmp_path: Path) -> None:
     reporter.write_termination_log(tmp_path / "log")
     assert read_termination_message((tmp_path / "log").read_text()) == reporter.current
 
 
-def test_the_cli_reads_the_record_that_the_learner_logs(
+def test_cli_reads_reproducibility_record_logged_by_learner(
     record: ReproducibilityRecord, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = RunLog(tmp_path)

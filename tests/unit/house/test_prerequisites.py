@@ -19,7 +19,7 @@ def test_missing_prerequisites_are_reported(monkeypatch):
     assert (done.returncode, "Go 1.24" in done.stderr) == (1, True)
 
 
-def test_a_named_cluster_needs_neither_root_nor_go(monkeypatch):
+def test_given_cluster_needs_neither_root_nor_go(monkeypatch):
     monkeypatch.setenv("KUBECONFIG", "/some/where")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert prerequisites.missing() == []

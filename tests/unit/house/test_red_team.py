@@ -19,7 +19,7 @@ def left(who: str, outcome: Any) -> Attempt:
     ("tried", "control", "counts_as"),
     [("held", "GOT", "held"), ("held", "held", "not tried"), ("GOT", "GOT", "GOT"), ("GOT", "held", "GOT")],
 )
-def test_what_nobody_can_do_is_not_held(tried: str, control: str, counts_as: str) -> None:
+def test_attack_that_fails_for_control_too_counts_as_not_tried(tried: str, control: str, counts_as: str) -> None:
     (found,) = beside_control([left("twin", tried)], [left("stranger", control)])
     assert (found.who, found.outcome) == ("twin", counts_as)
 
@@ -45,11 +45,11 @@ def pod(uid: str = "u", restarts: int = 0, ready: bool = True) -> dict[str, Any]
     ],
     ids=["lives on", "was started again", "was replaced", "is not ready", "is gone", "was not there", "was not ready"],
 )
-def test_a_controller_survived_if_it_is_the_same_one_and_ready(before: Any, after: Any, outcome: str) -> None:
+def test_controller_survives_only_if_same_pod_is_ready_without_restart(before: Any, after: Any, outcome: str) -> None:
     assert survived("tenant", "to end it", lives(before), lives(after)).outcome == outcome
 
 
-def test_the_table_counts_what_was_not_tried_apart() -> None:
+def test_table_counts_untried_attacks_separately() -> None:
     detail = table([left("a", "held"), left("b", "not tried"), left("c", "open"), left("d", "GOT")])
     assert detail.splitlines()[0].startswith("GOT")
     assert detail.splitlines()[-1] == "4 attempts: 1 GOT, 1 open, 1 not tried, 1 held"

@@ -47,7 +47,7 @@ def release(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "hack/release.py", *words], cwd=folder, capture_output=True, text=True)
 
 
-def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> None:
+def test_release_sets_single_version_tag_and_three_artifacts(clone: Path) -> None:
     (clone / "left.txt").write_text("")
     dirty = release(clone, "7.8.9")
     assert (dirty.returncode, "?? left.txt" in dirty.stderr, git(clone, "tag")) == (64, True, "")
@@ -80,7 +80,7 @@ def test_a_release_has_one_version_a_tag_and_three_artefacts(clone: Path) -> Non
     [(["0.0.9"], "must be newer than"), (["next"], "must be three numbers"), ([], "must be")],
     ids=["an old version", "a word", "no version"],
 )
-def test_what_is_no_next_version_is_refused_with_the_reason(words: list[str], shown: str) -> None:
+def test_invalid_next_version_is_refused_with_reason(words: list[str], shown: str) -> None:
     assert shown in (obstacle(words) or "")
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_tagged_where_the_build_fails(clone: Path) -> None:
     assert git(clone, "tag") == ""
 
 
-def test_without_uv_nothing_is_committed_or_tagged(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_without_uv_commits_and_tags_nothing(clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     before = git(clone, "rev-parse", "HEAD")
     refused = release(clone, "7.8.9")

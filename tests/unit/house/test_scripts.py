@@ -160,21 +160,21 @@ KIND = {
 
 
 @pytest.mark.parametrize("fails", LOCAL)
-def test_the_demo_stops_where_the_local_cluster_fails(checkout: Checkout, stranger: Stranger, fails: str) -> None:
+def test_demo_stops_when_local_cluster_fails(checkout: Checkout, stranger: Stranger, fails: str) -> None:
     checkout.local_cluster(LOCAL[fails])
     done = checkout.run("hack/demo-cluster", "out")
     assert (stranger.requests, done.returncode != 0) == ([], True), done.stdout
 
 
 @pytest.mark.parametrize("fails", KIND)
-def test_the_demo_stops_where_kind_fails(checkout: Checkout, stranger: Stranger, fails: str) -> None:
+def test_demo_stops_when_kind_fails(checkout: Checkout, stranger: Stranger, fails: str) -> None:
     checkout.program("docker", "exit 0")
     checkout.program("kind", KIND[fails])
     done = checkout.run("hack/demo-cluster", "out")
     assert (stranger.requests, done.returncode != 0) == ([], True), done.stdout
 
 
-def test_the_demo_names_context_and_server_before_it_reaches_them(checkout: Checkout, stranger: Stranger) -> None:
+def test_demo_prints_context_and_server_before_contacting_them(checkout: Checkout, stranger: Stranger) -> None:
     named = kubeconfig(checkout.folder / "named", "team", team=stranger.url, other="http://127.0.0.1:1")
     done = checkout.run("hack/demo-cluster", "out", KUBECONFIG=str(named))
     assert done.returncode != 0
@@ -182,7 +182,7 @@ def test_the_demo_names_context_and_server_before_it_reaches_them(checkout: Chec
     assert f"context team, server {stranger.url}" in (stranger.printed_before or "")
 
 
-def test_the_demo_stays_on_its_cluster_when_somebody_switches_the_context(
+def test_demo_stays_on_its_cluster_when_kubeconfig_context_changes(
     checkout: Checkout, stranger: Stranger, tmp_path: Path
 ) -> None:
     with Stranger(tmp_path / "printed") as chosen:
@@ -194,7 +194,7 @@ def test_the_demo_stays_on_its_cluster_when_somebody_switches_the_context(
 
 
 @pytest.mark.parametrize("variable", ["HELM_KUBECONTEXT", "HELM_KUBEAPISERVER", "HELM_NAMESPACE", "HELM_KUBETOKEN"])
-def test_the_demo_takes_its_cluster_from_no_variable_of_helm(
+def test_demo_ignores_helm_environment_variables_for_cluster(
     checkout: Checkout, stranger: Stranger, tmp_path: Path, variable: str
 ) -> None:
     """Helm goes by these before it goes by a kubeconfig."""
@@ -216,7 +216,7 @@ ALWAYS_FAILS = """case "$*" in
 esac"""
 
 
-def test_the_demo_stops_where_the_cluster_answers_no_more(checkout: Checkout, stranger: Stranger) -> None:
+def test_demo_stops_when_cluster_becomes_unreachable(checkout: Checkout, stranger: Stranger) -> None:
     named = kubeconfig(checkout.folder / "named", "mine", mine=stranger.url)
     checkout.program("helm", "exit 0")
     checkout.program("kubectl", ALWAYS_FAILS.replace("REAL", tool("kubectl")))
@@ -224,7 +224,7 @@ def test_the_demo_stops_where_the_cluster_answers_no_more(checkout: Checkout, st
     assert (done.returncode, "the server is gone" in done.stdout) == (1, True)
 
 
-def test_a_job_of_the_same_name_on_a_cluster_of_others_stays(checkout: Checkout, stranger: Stranger) -> None:
+def test_demo_keeps_existing_job_of_same_name_on_foreign_cluster(checkout: Checkout, stranger: Stranger) -> None:
     """Only a cluster that the script has made itself is its own to clear."""
     named = kubeconfig(checkout.folder / "named", "team", team=stranger.url)
     calls = checkout.folder / "calls"
@@ -248,7 +248,7 @@ def test_a_job_of_the_same_name_on_a_cluster_of_others_stays(checkout: Checkout,
     ids=lambda command: command[-1],
 )
 @pytest.mark.parametrize("value", [None, "", "missing"], ids=["unset", "empty", "a missing file"])
-def test_a_script_without_a_chosen_cluster_says_so(
+def test_script_without_chosen_cluster_fails_with_hint(
     command: Sequence[str], value: str | None, checkout: Checkout, stranger: Stranger
 ) -> None:
     chosen = {} if value is None else {"KUBECONFIG": value}
@@ -259,7 +259,7 @@ def test_a_script_without_a_chosen_cluster_says_so(
     assert "export KUBECONFIG=FILE" in done.stdout
 
 
-def test_the_chosen_file_holds_one_cluster_and_no_other_may_read_it(checkout: Checkout) -> None:
+def test_chosen_kubeconfig_holds_single_cluster_and_is_private(checkout: Checkout) -> None:
     first = kubeconfig(checkout.folder / "a" / "first", "mine", other="https://other:6443")
     second = kubeconfig(checkout.folder / "b" / "second", "", mine="https://mine:6443")
     done = checkout.run("hack/choose-cluster", "file", KUBECONFIG=f"{first}:{second}")
@@ -273,7 +273,7 @@ USES_IT = "def test_it(kubeconfig):\n    assert kubeconfig.read_text().count('se
 
 
 @pytest.mark.parametrize("processes", ["0", "2"])
-def test_tests_name_the_cluster_that_they_use(checkout: Checkout, processes: str) -> None:
+def test_tests_print_cluster_they_use(checkout: Checkout, processes: str) -> None:
     named = kubeconfig(checkout.folder / "named", "mine", mine="https://mine:6443", other="https://other:6443")
     (checkout.folder / "test_it.py").write_text(USES_IT)
     (checkout.folder / "conftest.py").write_text('pytest_plugins = ["tests.support.clusters"]\n')
@@ -284,7 +284,7 @@ def test_tests_name_the_cluster_that_they_use(checkout: Checkout, processes: str
 
 
 @pytest.mark.parametrize("script", SHELL)
-def test_a_shell_script_ends_at_the_first_failure(script: str) -> None:
+def test_shell_script_stops_at_first_failure(script: str) -> None:
     text = (ROOT / script).read_text(encoding="utf-8")
     assert re.search(r"^set -euo pipefail$", text, re.MULTILINE)
     assert re.findall(r"\beval\b|^\s*(?:export|local|readonly|declare)\s+\w+=\"?\$\(|<\(", text, re.MULTILINE) == [], (
@@ -292,7 +292,7 @@ def test_a_shell_script_ends_at_the_first_failure(script: str) -> None:
     )
 
 
-def test_every_shell_script_is_known() -> None:
+def test_shell_scripts_are_all_listed() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     files = [ROOT / name for name in tracked]
     shell = {str(file.relative_to(ROOT)) for file in files if file.is_file() and _first_line(file).endswith(b"sh")}
@@ -305,12 +305,12 @@ def _first_line(file: Path) -> bytes:
     return line if line.startswith(b"#!") else b""
 
 
-def test_make_ends_a_recipe_at_the_first_failure() -> None:
+def test_make_recipe_stops_at_first_failure() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert re.search(r"^\.SHELLFLAGS := -euo pipefail -c$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_step_of_a_workflow_ends_at_the_first_failure(workflow: Path) -> None:
+def test_workflow_step_stops_at_first_failure(workflow: Path) -> None:
     """GitHub runs a step without a shell of its own by `bash -e`, which overlooks all but the last of a pipe."""
     assert yaml.safe_load(workflow.read_text(encoding="utf-8"))["defaults"] == {"run": {"shell": "bash"}}

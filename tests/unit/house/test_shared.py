@@ -30,7 +30,7 @@ with shared(folder, "thing", create, lambda value: note("removed what came from 
 """
 
 
-def test_the_first_of_several_processes_creates_and_the_last_removes(tmp_path):
+def test_shared_resource_is_created_by_first_process_and_removed_by_last(tmp_path):
     command = [sys.executable, "-c", USER, str(tmp_path)]
     processes = [subprocess.Popen([*command, f"user-{number}"]) for number in range(3)]
     assert [process.wait() for process in processes] == [0, 0, 0]
@@ -41,7 +41,7 @@ def test_the_first_of_several_processes_creates_and_the_last_removes(tmp_path):
     assert last.startswith("removed what came from user-")
 
 
-def test_a_creation_that_fails_is_tried_again_by_the_next_user(tmp_path):
+def test_failed_creation_is_retried_by_next_user(tmp_path):
     tries = []
 
     def create():
@@ -58,7 +58,7 @@ def test_a_creation_that_fails_is_tried_again_by_the_next_user(tmp_path):
             assert expected is None
 
 
-def test_patience_lasts_longer_on_a_machine_that_is_busy(monkeypatch):
+def test_patience_lasts_longer_on_busy_machine(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr("os.getloadavg", lambda: (8.0, 0.0, 0.0))

@@ -24,5 +24,5 @@ def printing_calls() -> set[str]:
     }
 
 
-def test_foreign_text_has_one_way_to_the_terminal() -> None:
+def test_only_listed_modules_print_to_terminal() -> None:
     assert printing_calls() == ALLOWED

@@ -10,7 +10,7 @@ from tests.support.timeline import Tier, Timeline, draw, measure, read, tier_of,
 COMPUTES = "import time\nwhile time.process_time() < 3: pass"
 
 
-def test_tier_counts_what_its_processes_compute_and_nothing_of_others(tmp_path: Path) -> None:
+def test_tier_counts_only_cpu_time_of_its_own_processes(tmp_path: Path) -> None:
     script, python = tmp_path / "both", f"'{sys.executable}' -c '{COMPUTES}'"
     script.write_text(f"{python} -m tests.support.mutants & {python}; wait")
     timeline, code = measure(["sh", str(script)])
@@ -21,7 +21,7 @@ def test_tier_counts_what_its_processes_compute_and_nothing_of_others(tmp_path: 
     assert max(timeline.busy) > 0.5
 
 
-def test_code_of_a_run_that_fails_is_kept() -> None:
+def test_exit_code_of_failed_run_is_kept() -> None:
     assert measure(["sh", "-c", "exit 3"])[1] == 3
 
 
@@ -33,11 +33,11 @@ def test_code_of_a_run_that_fails_is_kept() -> None:
         ("python -m pytest -m alone tests/cluster", None),
     ],
 )
-def test_a_process_runs_the_tier_of_its_command(command: str, tier: str | None) -> None:
+def test_process_is_assigned_to_tier_by_its_command(command: str, tier: str | None) -> None:
     assert tier_of(command.split()) == tier
 
 
-def test_table_and_picture_show_what_was_measured(tmp_path: Path) -> None:
+def test_table_and_picture_show_measurements(tmp_path: Path) -> None:
     timeline = Timeline(2, 120.0, [1.0, 0.5], {"unit": Tier(0.0, 90.0, 80.0)})
     assert list(timeline.table())[2:] == [
         "| unit | 0:00 | 1:30 | 80 |",

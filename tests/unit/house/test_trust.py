@@ -19,7 +19,7 @@ def calls() -> Iterator[tuple[str, set[str | None]]]:
                     yield f"{path.relative_to(ROOT)}:{node.lineno}", {one.arg for one in node.keywords}
 
 
-def test_every_loader_is_told_whether_code_may_run() -> None:
+def test_model_loaders_set_trust_remote_code_explicitly() -> None:
     found = dict(calls())
     assert len(found) > 15
     # None: a mapping of arguments is handed on, as the stub does, whose own mapping says it
@@ -29,7 +29,7 @@ def test_every_loader_is_told_whether_code_may_run() -> None:
     assert 'untrusted = {"trust_remote_code": False}' in stub
 
 
-def test_code_of_a_folder_runs_only_where_a_key_says_so() -> None:
+def test_trust_remote_code_is_never_hard_coded_true() -> None:
     trusting = [
         line.strip()
         for package in PACKAGES

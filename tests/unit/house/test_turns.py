@@ -53,9 +53,7 @@ def names(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Names:
     return on
 
 
-def test_each_case_has_its_day_but_runs_where_it_is_named_or_everything_is(
-    names: Names, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_take_turns_by_day_unless_named_or_exhaustive(names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     days = [names(CASES, day) for day in range(3)]
     assert all("test_always" in day for day in days)
     assert sorted(name for day in days for name in day if "case" in name) == [
@@ -68,23 +66,23 @@ def test_each_case_has_its_day_but_runs_where_it_is_named_or_everything_is(
     assert len(names(CASES)) == 8
 
 
-def test_marked_files_stay_whole_and_alternate_where_one_begins_later(names: Names) -> None:
+def test_marked_files_run_whole_and_alternate_by_first_day(names: Names) -> None:
     whole = {"test_one", "test_two"}
     days = [[names(FILE.format(first=first), day) for day in range(2)] for first in range(2)]
     assert sorted(days, key=str) == sorted([[whole, set()], [set(), whole]], key=str)
 
 
-def test_tests_of_a_marked_file_have_days_of_their_own_where_they_are_apart(names: Names) -> None:
+def test_tests_of_marked_file_take_turns_when_set_apart(names: Names) -> None:
     apart = FILE.replace("first={first}", "apart=True")
     assert sorted((names(apart, day) for day in range(2)), key=str) == [{"test_one"}, {"test_two"}]
 
 
-def test_turns_of_more_than_a_week_are_refused(names: Names) -> None:
+def test_turns_longer_than_week_are_refused(names: Names) -> None:
     with pytest.raises(pytest.UsageError, match=r"in_turns\(8\) must have from 1 to 7 days"):
         names("import pytest\n@pytest.mark.in_turns(8)\ndef test_rare(): pass\n")
 
 
-def test_docs_list_every_file_with_turns_and_its_days() -> None:
+def test_docs_list_files_with_turns_and_their_days() -> None:
     marked = {
         (str(file.relative_to(ROOT / "tests")), days)
         for file in (ROOT / "tests").rglob("test_*.py")

@@ -35,21 +35,21 @@ def may_write(job: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_an_action_is_pinned_by_its_commit_beside_its_version(workflow: Path) -> None:
+def test_actions_are_pinned_by_commit(workflow: Path) -> None:
     used = re.findall(r"^\s*(?:-\s+)?uses:\s*(.+?)\s*$", workflow.read_text(encoding="utf-8"), re.MULTILINE)
     assert used
     assert [one for one in used if not (PINNED.fullmatch(one) or one.startswith("./.github/workflows/"))] == []
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_tool_that_is_fetched_has_a_version(workflow: Path) -> None:
+def test_fetched_tools_have_version(workflow: Path) -> None:
     text = workflow.read_text(encoding="utf-8")
     fetched = re.findall(r"\b(?:uvx|go install|npx|pipx run)\s+(\S+)", text)
     assert [one for one in fetched if not re.search(r"(?:==|@v?)\d+\.\d+", one)] == []
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_job_has_no_right_that_it_does_not_name(workflow: Path) -> None:
+def test_workflow_permissions_default_to_read_only(workflow: Path) -> None:
     assert yaml.safe_load(workflow.read_text(encoding="utf-8"))["permissions"] == {"contents": "read"}
 
 
@@ -58,7 +58,7 @@ def test_a_job_has_no_right_that_it_does_not_name(workflow: Path) -> None:
     [(path, name) for path in WORKFLOWS for name in jobs(path)],
     ids=lambda value: value if isinstance(value, str) else value.stem,
 )
-def test_a_job_with_an_identity_runs_nothing_of_the_repository(workflow: Path, name: str) -> None:
+def test_job_with_signing_identity_runs_no_repository_code(workflow: Path, name: str) -> None:
     """Whoever changes a build script, or a package that a build fetches, would sign and publish in our name."""
     job = jobs(workflow)[name]
     if not {"id-token", "attestations"} & may_write(job):
@@ -68,7 +68,7 @@ def test_a_job_with_an_identity_runs_nothing_of_the_repository(workflow: Path, n
     assert job["environment"] == "release", "an environment whose reviewers let it run"
 
 
-def test_everything_that_is_published_has_passed_all_tests() -> None:
+def test_release_jobs_depend_on_all_tests() -> None:
     (tests,) = [name for name, job in RELEASE.items() if str(job.get("uses", "")).endswith("/ci.yml")]
     triggers = yaml.safe_load((FOLDER / "ci.yml").read_text(encoding="utf-8"))[True]  # `on`, as YAML 1.1 reads it
     assert "workflow_call" in triggers
@@ -77,7 +77,7 @@ def test_everything_that_is_published_has_passed_all_tests() -> None:
             assert tests in needed(name), f"{name} writes {may_write(job)}"
 
 
-def test_every_image_and_the_chart_are_signed_by_digest_before_the_release_exists() -> None:
+def test_images_and_chart_are_signed_by_digest_before_release() -> None:
     built = {f"{one['name']}{one['suffix']}" for one in RELEASE["images"]["strategy"]["matrix"]["include"]}
     assert built == SIGNED
     steps = RELEASE["publish"]["steps"]
@@ -91,7 +91,7 @@ def test_every_image_and_the_chart_are_signed_by_digest_before_the_release_exist
     assert len(recorded) == 1, "a tag may be moved between its push and its signature"
 
 
-def test_the_command_that_checks_a_signature_names_the_workflow_that_signs() -> None:
+def test_documented_cosign_command_names_signing_workflow() -> None:
     text = (ROOT / "docs" / "operator.md").read_text(encoding="utf-8")
     assert "cosign verify" in text
     assert "workflow=$repository/.github/workflows/release.yml\n" in text

@@ -22,7 +22,7 @@ def _program(layout: Layout, folder: str) -> Path:
     return path
 
 
-def test_a_program_of_another_key_is_superseded_unless_it_runs(layout: Layout) -> None:
+def test_outdated_program_is_removed_unless_it_runs(layout: Layout) -> None:
     current = toolchain.path_of(layout, toolchain.PAUSE).parent
     _program(layout, current.name)
     old, running, removed = (_program(layout, name) for name in ("pause-0", "pause-1", "helm-0"))
@@ -41,7 +41,7 @@ def test_a_program_of_another_key_is_superseded_unless_it_runs(layout: Layout) -
     assert not (layout.cache / "bin").exists()
 
 
-def test_the_cache_of_a_cluster_that_crashed_cannot_be_emptied(layout: Layout) -> None:
+def test_cache_of_crashed_cluster_cannot_be_emptied(layout: Layout) -> None:
     kept = _program(layout, "pause-0")
     layout.home.mkdir()
     with pytest.raises(ClusterError, match="cannot be emptied"):
@@ -49,14 +49,14 @@ def test_the_cache_of_a_cluster_that_crashed_cannot_be_emptied(layout: Layout) -
     assert kept.exists()
 
 
-def test_every_part_has_a_size(layout: Layout) -> None:
+def test_every_cache_part_has_size(layout: Layout) -> None:
     _program(layout, "helm-0")
     sizes = {part.name: part.size_bytes() for part in cache.parts(layout)}
     assert sizes["programs, superseded"] > 0
     assert sizes["programs"] == sizes["images as built: layers"] == 0
 
 
-def test_build_steps_use_this_machines_wheels(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_build_uses_wheel_cache_of_host(layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
     doubled = buildah.wheels(layout)
     doubled.mkdir(parents=True)
@@ -67,7 +67,7 @@ def test_build_steps_use_this_machines_wheels(layout: Layout, tmp_path: Path, mo
     assert [path.name for path in doubled.iterdir()] == ["torch"]
 
 
-def test_snapshots_are_named_by_a_layer_with_all_below_it() -> None:
+def test_snapshot_name_depends_on_layer_and_all_below() -> None:
     first, second = (f"sha256:{digit * 64}" for digit in "12")
     both = "sha256:9932074217c35353d2e03a3f5a86549f7c67bfeb0ba53e23d69f4d4c8f7958f5"
     assert images.chain_ids([first, second]) == [first, both]

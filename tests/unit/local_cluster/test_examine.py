@@ -19,21 +19,21 @@ LDD = """\
 """
 
 
-def test_imports_are_found_wherever_they_stand() -> None:
+def test_imports_are_found_anywhere_in_source() -> None:
     source = (
         "import os.path, torch.nn\nfrom . import near\ndef f():\n    from vllm.envs import X\n    import numpy as np\n"
     )
     assert examine.imported_names(source) == {"os", "torch", "vllm", "numpy"}
 
 
-def test_a_package_that_does_not_resolve_is_named_with_who_imports_it(tmp_path: Path) -> None:
+def test_missing_package_is_reported_with_importing_files(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("import json, absent, present\nimport kopf\n")
     (tmp_path / "two.py").write_text("import absent\n")
     (fault,) = examine.missing_packages([tmp_path], lambda name: name == "present", examine.OTHER_SIDE)
     assert fault == "package absent: imported by one.py and 1 other files, and not installed"
 
 
-def test_a_package_of_another_version_than_vllm_was_built_with_is_named() -> None:
+def test_package_version_differing_from_vllm_pin_is_reported() -> None:
     installed = {"torch": "2.13.0+cu130", "torchvision": "0.27.0"}
     pins = ["torch==2.13.0", "torchvision == 0.28.0", "xformers==1.0", 'ray==2.0; extra == "x"', "numpy>=2"]
     assert examine.other_versions(pins, installed.get) == [
@@ -42,7 +42,7 @@ def test_a_package_of_another_version_than_vllm_was_built_with_is_named() -> Non
     ]
 
 
-def test_libraries_of_the_driver_and_of_other_packages_are_not_missing() -> None:
+def test_driver_and_bundled_libraries_are_not_reported_missing() -> None:
     assert examine.lacking(LDD) == {"libtorch_cuda.so", "libcuda.so.1", "libnuma.so.1"}
     lacked = {Path("a.so"): examine.lacking(LDD), Path("b.so"): {"libnvidia-ml.so.1"}}
     lacked[Path("torchcodec/libtorchcodec_core4.so")] = {"libavcodec.so.58"}
@@ -51,7 +51,7 @@ def test_libraries_of_the_driver_and_of_other_packages_are_not_missing() -> None
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
-def test_a_real_library_that_lost_another_one_is_found(tmp_path: Path) -> None:
+def test_real_shared_library_with_missing_dependency_is_found(tmp_path: Path) -> None:
     for name, other in (("inner", []), ("outer", ["-L.", "-linner"])):
         (tmp_path / f"{name}.c").write_text(f"int {name}(void) {{ return 0; }}")
         forced = "-Wl,--no-as-needed"
@@ -63,7 +63,7 @@ def test_a_real_library_that_lost_another_one_is_found(tmp_path: Path) -> None:
     assert examine.looked_up(libraries) == {tmp_path / "libouter.so": {"libinner.so"}}
 
 
-def test_folders_are_held_to_what_a_pod_allows(tmp_path: Path) -> None:
+def test_folders_with_wrong_write_access_are_reported(tmp_path: Path) -> None:
     assert examine.unusable_folders([str(tmp_path)], ["/proc/1"]) == []
     gone = str(tmp_path / "gone")
     assert examine.unusable_folders([gone], [str(tmp_path)]) == [
@@ -72,22 +72,22 @@ def test_folders_are_held_to_what_a_pod_allows(tmp_path: Path) -> None:
     ]
 
 
-def test_a_missing_compiler_is_named() -> None:
+def test_missing_compiler_is_reported() -> None:
     assert examine.missing_compilers(lambda name: None)[:2] == ["compiler gcc: not there", "compiler g++: not there"]
 
 
-def test_the_servers_environment_switches_off_what_nvcc_compiles() -> None:
+def test_server_environment_disables_kernels_that_need_nvcc() -> None:
     assert len(examine.needs_nvcc({"VLLM_USE_FLASHINFER_SAMPLER": "1"})) == 2
     assert examine.needs_nvcc(examine._server_environment()) == []
 
 
-def test_the_examination_runs_by_itself_on_the_standard_library_alone() -> None:
+def test_examination_runs_with_standard_library_alone() -> None:
     program = f"import runpy, sys; runpy.run_path({examine.__file__!r}); print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert "local_cluster" not in done.stdout
 
 
-def test_the_gpu_image_is_another_build_of_the_trainers(tmp_path: Path) -> None:
+def test_gpu_image_is_another_build_of_trainer_image(tmp_path: Path) -> None:
     assert (gpu_image.IMAGE.dockerfile, gpu_image.IMAGE.arguments) == (
         images.PROJECT_IMAGES[1].dockerfile,
         ("VLLM=gpu",),
@@ -103,7 +103,7 @@ def test_the_gpu_image_is_another_build_of_the_trainers(tmp_path: Path) -> None:
     ]
 
 
-def test_a_build_that_would_fill_the_disk_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_enough_disk_space_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_image, "SPACE_BYTES", 1)
     gpu_image.need_space(tmp_path / "not" / "there")
     monkeypatch.setattr(gpu_image, "SPACE_BYTES", 10**18)

@@ -6,7 +6,7 @@ from pathlib import Path
 from local_cluster.layout import MAX_NODES, POD_CIDR, Layout
 
 
-def test_nodes_share_the_clusters_files_alone(tmp_path: Path) -> None:
+def test_nodes_share_only_cluster_files(tmp_path: Path) -> None:
     first = Layout(home=tmp_path, cache=tmp_path / "cache")
     for number in (3, 10, 2):
         first.node(number).home.mkdir()
@@ -19,7 +19,7 @@ def test_nodes_share_the_clusters_files_alone(tmp_path: Path) -> None:
         assert len({getattr(node, name) for node in nodes}) == len(nodes), name
 
 
-def test_as_many_nodes_as_there_may_be_have_addresses_for_their_pods() -> None:
+def test_max_nodes_have_distinct_pod_networks() -> None:
     home = Layout(home=Path("/home"), cache=Path("/cache"))
     networks = {ipaddress.ip_network(home.node(number).pod_cidr) for number in range(1, MAX_NODES + 1)}
     assert len(networks) == MAX_NODES

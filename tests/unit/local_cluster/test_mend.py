@@ -12,7 +12,7 @@ from local_cluster.layout import ClusterError, Layout
 from local_cluster.processes import recorded, spawn, stop
 
 
-def test_mend_starts_what_has_died_with_its_arguments_and_environment(tmp_path: Path) -> None:
+def test_mend_restarts_dead_process_with_same_arguments_and_environment(tmp_path: Path) -> None:
     layout = Layout(home=tmp_path, cache=tmp_path / "cache")
     (tmp_path / "cluster.json").write_text('{"kind": "whole cluster"}')
     written = tmp_path / "written"
@@ -33,6 +33,6 @@ def test_mend_starts_what_has_died_with_its_arguments_and_environment(tmp_path: 
         stop(recorded(layout))
 
 
-def test_mend_says_so_where_no_cluster_was_booted(tmp_path: Path) -> None:
+def test_mend_fails_without_booted_cluster(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="no cluster was booted"):
         cluster.mend(Layout(home=tmp_path, cache=tmp_path))

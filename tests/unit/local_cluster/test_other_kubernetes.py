@@ -21,14 +21,14 @@ replace example.com/other => example.com/fork v1.0.0
 """
 
 
-def test_each_module_of_kubernetes_own_repository_is_of_its_version() -> None:
+def test_kubernetes_modules_follow_requested_version() -> None:
     *_, required, api, client = go_mod("v1.37.2", "1.26.8", OF_KUBERNETES).splitlines()
     assert required == "require k8s.io/kubernetes v1.37.2"
     assert api == "replace k8s.io/api => k8s.io/api v0.37.2"
     assert client == "replace k8s.io/client-go => k8s.io/client-go v0.37.2"
 
 
-def test_another_version_has_a_folder_of_its_own_and_no_other_program_changes(
+def test_other_kubernetes_version_has_own_folder_and_changes_no_other_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = Layout(home=tmp_path / "home", cache=tmp_path / "cache")

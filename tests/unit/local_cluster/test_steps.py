@@ -11,7 +11,7 @@ from local_cluster import steps
 from local_cluster.steps import Steps
 
 
-def test_outside_a_terminal_each_step_is_a_line_with_its_number() -> None:
+def test_step_outside_terminal_prints_numbered_line() -> None:
     printed = io.StringIO()
     made = Steps(Console(file=printed, width=20), 2)
     with made.step("building kubernetes from source"):
@@ -21,7 +21,7 @@ def test_outside_a_terminal_each_step_is_a_line_with_its_number() -> None:
     assert printed.getvalue() == "1 of 2: building kubernetes from source\n2 of 2: building [stage2/trainer:dev]\n"
 
 
-def test_a_step_that_takes_long_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_step_prints_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "AGAIN_S", 0.05)
     printed = io.StringIO()
     made = Steps(Console(file=printed), 1)
@@ -33,7 +33,7 @@ def test_a_step_that_takes_long_says_that_it_goes_on(monkeypatch: pytest.MonkeyP
     assert printed.getvalue().splitlines()[1] == "1 of 1: linking: 0 s so far"
 
 
-def test_a_step_that_fails_ends_its_reminders() -> None:
+def test_failed_step_stops_its_reminders() -> None:
     printed, before = io.StringIO(), set(threading.enumerate())
     reminds: set[threading.Thread] = set()
 
@@ -49,7 +49,7 @@ def test_a_step_that_fails_ends_its_reminders() -> None:
     assert printed.getvalue() == "1 of 1: linking\n"
 
 
-def test_on_a_terminal_a_spinner_has_the_number() -> None:
+def test_step_on_terminal_shows_numbered_spinner() -> None:
     printed = io.StringIO()
     with Steps(Console(file=printed, force_terminal=True), 3).step("linking"):
         pass

@@ -23,7 +23,7 @@ def rewarded(page):
     return [text for _, text in page.all("b") if ", advantage " in text]
 
 
-def test_the_answers_to_a_prompt_are_shown_with_image_rewards_and_advantages(run):
+def test_answers_to_prompt_are_shown_with_image_rewards_and_advantages(run):
     page = page_of(run)
     assert any("2 optimizer steps, 1 evaluation" in text for _, text in page.all("dd"))
     assert [text for own, text in page.all("option")][:3] == [
@@ -42,7 +42,7 @@ def test_the_answers_to_a_prompt_are_shown_with_image_rewards_and_advantages(run
     assert not [own for own, _ in page.all("input") if own.get("id") != "cut"]
 
 
-def test_of_many_prompts_and_answers_the_ends_are_shown(run):
+def test_only_best_and_worst_prompts_and_answers_are_shown(run):
     lines = [answer(4, prompt, prompt + 0.01 * k, run) for prompt in range(30) for k in range(20)]
     write_lines(run / "rollouts.jsonl", lines)
     page = page_of(run)
@@ -54,20 +54,20 @@ def test_of_many_prompts_and_answers_the_ends_are_shown(run):
     assert any(text.startswith("8 of 30 prompts") for _, text in page.all("p", class_="note"))
 
 
-def test_of_a_long_run_some_steps_are_shown(run):
+def test_only_sample_of_steps_of_long_run_is_shown(run):
     write_lines(run / "rollouts.jsonl", [answer(step, 0, 0.5, run) for step in range(101)])
     labels = [text for own, text in page_of(run).all("option") if text.startswith("training")]
     assert labels == [f"training, step {step}" for step in (1, 21, 41, 61, 81, 101)]
 
 
-def test_a_step_trained_again_is_shown_as_it_was_the_last_time(run):
+def test_repeated_step_is_shown_as_last_trained(run):
     again = [answer(1, 0, 0.1, run), answer(2, 0, 0.2, run), answer(1, 0, 0.3, run)]
     write_lines(run / "rollouts.jsonl", again)
     groups = read_groups(run / "stage2_log.jsonl", {("train", 1)})
     assert [one.reward for one in groups["train", 1]["train.jsonl:1"].answers] == [0.3]
 
 
-def test_answers_of_all_processes_stand_together(run):
+def test_answers_of_all_processes_are_shown_together(run):
     write_lines(run / "rank-1-rollouts.jsonl", [answer(1, 0, 0.9, run), answer(1, 0, 0.8, run)])
     with (run / "rank-1-rollouts.jsonl").open("a") as file:
         file.write(json.dumps(answer(1, 0, 0.7, run))[:150])  # still in writing
@@ -75,7 +75,7 @@ def test_answers_of_all_processes_stand_together(run):
     assert [one.reward for one in group.answers] == pytest.approx([0.9, 0.8, 0.5, 0.6])
 
 
-def test_hostile_answers_stay_text(run):
+def test_hostile_answers_are_shown_as_text(run):
     lines = [answer(0, 0, 0.5, run, text=f"{HOSTILE} {{{{ 7*7 }}}}\x00", sample_id=HOSTILE, rewards={HOSTILE: 1.0})]
     write_lines(run / "rollouts.jsonl", lines)
     text = render_page(PageRequest([run], run / "page.html"))
@@ -85,7 +85,7 @@ def test_hostile_answers_stay_text(run):
     assert sum("alert(1)" in text for _, text in page.all("bdi")) == 3
 
 
-def test_long_answers_are_cut_and_a_cut_answer_is_marked(run):
+def test_long_answers_are_shortened_and_truncated_ones_marked(run):
     write_lines(run / "rollouts.jsonl", [answer(0, 0, 0.5, run, text="x" * 5000, finish_reason="length")])
     page = page_of(run)
     assert [len(text) for _, text in page.all("bdi") if text.startswith("xxx")] == [reward_cards.TEXT_CHARACTERS + 1]
@@ -93,7 +93,7 @@ def test_long_answers_are_cut_and_a_cut_answer_is_marked(run):
     assert any("1 cut off" in text for _, text in page.all("p", class_="counts"))
 
 
-def test_without_rollouts_or_of_two_runs_the_page_says_that_it_shows_none(run, tmp_path):
+def test_page_without_rollouts_or_of_two_runs_says_no_answers_are_shown(run, tmp_path):
     assert any("a page of one run has them" in text for _, text in page_of(run, run).all("p", class_="empty"))
     (run / "rollouts.jsonl").unlink()
     assert answered_rounds(run / "stage2_log.jsonl") == set()

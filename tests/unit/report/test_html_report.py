@@ -18,7 +18,7 @@ from tests.unit.trainer.scores.scenes import box
 pytestmark = pytest.mark.in_turns(3, apart=True)
 
 
-def test_the_page_has_figures_curves_and_rollouts(tmp_path):
+def test_page_has_figures_curves_and_rollouts(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     titles = [text for own, text in page.all("figcaption")]
     assert titles[:3] == ["Loss", "Where the time of a step goes, in seconds", "Held-out: scores"]
@@ -31,14 +31,14 @@ def test_the_page_has_figures_curves_and_rollouts(tmp_path):
     assert any("cannot be read" in text for own, text in page.all("p", class_="fault"))
 
 
-def test_a_page_and_a_picture_may_be_requested_at_once(tmp_path):
+def test_page_and_picture_can_be_written_together(tmp_path):
     run = write_run(tmp_path / "run")
     Image.new("RGB", (64, 48)).save(run / "1.png")
     report([run], html=tmp_path / "page.html", picture=tmp_path / "picture.png")
     assert {one.name for one in tmp_path.iterdir()} == {"run", "page.html", "picture.png"}
 
 
-def test_the_worst_sample_comes_first_and_counts_are_beside_it(tmp_path):
+def test_worst_sample_comes_first_with_its_counts(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     assert [text for own, text in page.all("bdi") if text.startswith("val")] == [f"val.jsonl:{n}" for n in (3, 2, 1)]
     views = [own for own, _ in page.all("div", class_="view") if own["data-view"] == "1"]
@@ -48,7 +48,7 @@ def test_the_worst_sample_comes_first_and_counts_are_beside_it(tmp_path):
     assert all("hidden" in own for own in first)
 
 
-def test_the_change_is_shown_with_its_interval(tmp_path):
+def test_change_is_shown_with_confidence_interval(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     assert [text for _, text in page.all("th")][:4] == ["", "step 0", "step 2", "change"]
     cells = [text.strip() for own, text in page.all("td")]
@@ -56,7 +56,7 @@ def test_the_change_is_shown_with_its_interval(tmp_path):
     assert page.all("td", class_="better")
 
 
-def test_two_runs_stand_side_by_side(tmp_path):
+def test_two_runs_are_shown_side_by_side(tmp_path):
     one, other = write_run(tmp_path / "a" / "run"), write_run(tmp_path / "b" / "run", steps=(1, 2, 3))
     page = page_of(one, other)
     assert page.all("title")[0][1] == "A: run and B: run – stage2 report"
@@ -69,7 +69,7 @@ def test_two_runs_stand_side_by_side(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["names", "text"])
-def test_hostile_texts_stay_texts(tmp_path, where):
+def test_hostile_text_is_shown_as_text(tmp_path, where):
     run = write_run(tmp_path / HOSTILE.replace("/", ""), hostile=where == "names")
     with (run / "rollouts.jsonl").open("a") as file:
         line = rollout(2, 0, [box("cat", 0, 0, 9, 9)], [], text=f"{HOSTILE}\x00 \ud800 {{{{ 7*7 }}}}")
@@ -87,7 +87,7 @@ def test_hostile_texts_stay_texts(tmp_path, where):
     assert "{{ 7*7 }}" in text_shown
 
 
-def test_nothing_is_loaded_and_no_other_script_runs(tmp_path):
+def test_page_loads_nothing_external_and_runs_only_its_own_script(tmp_path):
     page = page_of(write_run(tmp_path / "run"))
     links = [own[name] for _, own, _ in page.elements for name in ("src", "href", "xlink:href") if own.get(name)]
     assert all(link.startswith(("#", "data:image/jpeg;base64,")) for link in links)
@@ -97,7 +97,7 @@ def test_nothing_is_loaded_and_no_other_script_runs(tmp_path):
 
 
 @pytest.mark.parametrize(("record", "points"), [(None, 0), ("other output", 0), (step(1), 2), (evaluation(0), 4)])
-def test_a_run_that_has_just_begun_has_a_page(tmp_path, record, points):
+def test_run_that_just_started_has_page(tmp_path, record, points):
     line = "" if record is None else f"{json.dumps(record)}\n"
     (tmp_path / "stage2_log.jsonl").write_text(line + '{"event": "st')
     page = page_of(tmp_path)
@@ -105,7 +105,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path, record, points):
     assert len(page.all("circle")) == points
 
 
-def test_a_log_alone_shows_the_samples_that_it_has(tmp_path):
+def test_log_without_rollout_file_shows_its_evaluation_samples(tmp_path):
     run = write_run(tmp_path / "run")
     lines = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
     (run / "rollouts.jsonl").unlink()
@@ -117,7 +117,7 @@ def test_a_log_alone_shows_the_samples_that_it_has(tmp_path):
     assert len(page_of(run).all("article")) == 3
 
 
-def test_the_rollouts_of_all_processes_are_read(tmp_path):
+def test_rollouts_of_all_processes_are_read(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "rank-1-rollouts.jsonl").write_text(
         "".join(json.dumps(rollout(n, 7, [box("cat", 0, 0, 9, 9)], [])) + "\n" for n in (0, 2))
@@ -125,7 +125,7 @@ def test_the_rollouts_of_all_processes_are_read(tmp_path):
     assert "val.jsonl:8" in {text for _, text in page_of(run).all("bdi")}
 
 
-def test_a_long_run_stays_within_its_bounds(tmp_path, monkeypatch):
+def test_page_of_long_run_stays_within_size_limits(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", samples=5, steps=range(1, 1300), evaluated=range(0, 1300, 100))
     page = page_of(run)
     lines = [own["points"].count(",") for own, _ in page.all("polyline")]
@@ -136,7 +136,7 @@ def test_a_long_run_stays_within_its_bounds(tmp_path, monkeypatch):
     assert 0 < len(fewer) < 5
 
 
-def test_of_many_samples_the_worst_the_best_and_some_between_are_chosen():
+def test_worst_best_and_intermediate_samples_are_chosen():
     scores = {f"{n}": n / 1000 for n in range(1000)}
     chosen = sample_cards.choose_samples(scores)
     assert chosen[:24] == [f"{n}" for n in range(24)]
@@ -144,7 +144,7 @@ def test_of_many_samples_the_worst_the_best_and_some_between_are_chosen():
     assert len(set(chosen)) == 48
 
 
-def test_no_peak_is_lost_where_points_are():
+def test_thinned_curve_keeps_its_peaks():
     points = [(step, 1000.0 if step == 7777 else float(step % 7)) for step in range(20_000)]
     fewer = decimated(points, 600)
     assert len(fewer) <= 600
@@ -155,7 +155,7 @@ def test_no_peak_is_lost_where_points_are():
     assert len(averaged(points, 100)) == 100
 
 
-def test_only_a_page_of_ours_is_written_over(tmp_path):
+def test_existing_file_that_is_not_report_is_not_overwritten(tmp_path):
     run, other = write_run(tmp_path / "run"), tmp_path / "notes.html"
     other.write_text("<p>mine</p>")
     with pytest.raises(ConfigError, match="no page of"):
@@ -175,7 +175,7 @@ def test_only_a_page_of_ours_is_written_over(tmp_path):
         (["lost"], {}, "must be a run's output folder"),
     ],
 )
-def test_mistakes_end_with_a_sentence(tmp_path, runs, options, message):
+def test_wrong_options_are_refused_in_single_sentence(tmp_path, runs, options, message):
     write_run(tmp_path / "run")
     html = tmp_path / options["html"] if "html" in options else None
     with pytest.raises(ConfigError, match=message):
@@ -183,7 +183,7 @@ def test_mistakes_end_with_a_sentence(tmp_path, runs, options, message):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def test_the_command_writes_it_without_anything_heavy(tmp_path):
+def test_html_command_imports_nothing_heavy(tmp_path):
     write_run(tmp_path / "run")
     done, loaded = stage2(tmp_path, "report", "run", "--html", "page.html")
     assert done.returncode == 0, done.stderr
@@ -193,7 +193,7 @@ def test_the_command_writes_it_without_anything_heavy(tmp_path):
     assert "Training steps" in table.stdout
 
 
-def test_null_is_a_gap_in_a_curve_and_a_point_between_two_gaps_is_marked(tmp_path):
+def test_null_is_gap_in_curve_and_isolated_point_is_marked(tmp_path):
     folder = write_run(tmp_path / "run", steps=())
     values = [0.5, 0.25, None, 0.75, None, *([0.5] * 60)]
     lines = [step(number, **{"rollout/precision": value}) for number, value in enumerate(values, 1)]
@@ -204,7 +204,7 @@ def test_null_is_a_gap_in_a_curve_and_a_point_between_two_gaps_is_marked(tmp_pat
     assert ([f"{x},{y}" for x, y in line.marks], line.last) == ([line.stretches[1]], "0.5")
 
 
-def test_empty_answer_to_an_image_without_objects_has_no_f1_and_ranks_with_the_best(tmp_path):
+def test_empty_answer_to_image_without_objects_has_no_f1_and_ranks_best(tmp_path):
     folder = write_run(tmp_path / "run", samples=2)
     right = rollout(2, 7, [], [])
     write_lines(
@@ -217,7 +217,7 @@ def test_empty_answer_to_an_image_without_objects_has_no_f1_and_ranks_with_the_b
     assert [text for _, text in page.all("bdi") if text.startswith("val")][-1] == "val.jsonl:8"
 
 
-def test_evaluation_without_a_true_object_is_an_evaluation(tmp_path):
+def test_evaluation_without_true_objects_is_still_shown(tmp_path):
     folder = write_run(tmp_path / "run")
     write_lines(folder / "stage2_log.jsonl", [step(1), evaluation(0, None), step(2), evaluation(2, None)])
     history = read_history(folder)

@@ -59,7 +59,7 @@ def inspected(answer):
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_the_keys_are_frozen_and_the_document_is_json(answer):
+def test_json_document_has_fixed_keys(answer):
     found = inspected(answer)
     assert list(found) == KEYS
     assert json.loads(json.dumps(found)) == found
@@ -70,7 +70,7 @@ def test_the_keys_are_frozen_and_the_document_is_json(answer):
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_y_train_is_prefix_and_tail_and_loads(answer):
+def test_training_text_is_prefix_plus_tail_and_valid_json(answer):
     found = inspected(answer)
     assert found["y_train_text"] == found["prefix_text"] + found["append_text"]
     assert found["y_train_ids"][: len(found["prefix_ids"])] == found["prefix_ids"]
@@ -84,7 +84,7 @@ def test_y_train_is_prefix_and_tail_and_loads(answer):
     ids=["defaults", "penalised", "dropped"],
 )
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_the_labels_shown_are_the_masks_of_training(answer, options):
+def test_shown_labels_match_training_masks(answer, options):
     target = target_of(answer, **options)
     ids = (0, *target.y_train_ids)  # a prompt of one token
     meta = segment_meta(target, ids[:1], encoded_len=len(ids), end_of_turn_len=0)
@@ -98,7 +98,7 @@ def test_the_labels_shown_are_the_masks_of_training(answer, options):
                          "ce" if learnt[i] else "none")  # fmt: skip
 
 
-def test_an_answer_of_which_something_is_taken_out_is_shown_as_it_is_trained():
+def test_answer_with_removed_objects_is_shown_as_trained():
     target = target_of(TRUNCATED, unmatched_objects="dropped")
     found = document(target)
     assert found["prefix_text"] + found["append_text"] == found["y_train_text"]
@@ -109,7 +109,7 @@ def test_an_answer_of_which_something_is_taken_out_is_shown_as_it_is_trained():
 @pytest.mark.parametrize(
     ("weight", "appended", "stays"), [(0.0, "object_8", "yes, unsupervised"), (1.0, "object_2", "no")]
 )
-def test_tables_say_what_becomes_of_an_answer_that_is_renumbered(weight, appended, stays):
+def test_tables_show_new_keys_of_renumbered_answer(weight, appended, stays):
     broken = ', "object_7": {"desc": "odd box", "bbox_2d": []}}'
     target = target_of(serialize_objects([NEAR_RED])[:-1] + broken, matched_text_weight=weight)
     assert cells(missed_table(target), "appended as")[0] == appended
@@ -122,7 +122,7 @@ def cells(table, header):
     return next(list(column.cells) for column in table.columns if column.header == header)
 
 
-def test_boxes_and_polygons_go_by_the_key_of_the_record():
+def test_boxes_and_polygons_are_typed_by_record_key():
     found = inspected(COMPLETE)
     assert [one["type"] for one in found["objects"]] == ["bbox_2d", "poly"]
     assert [one["type"] for one in found["ground_truth"]] == ["bbox_2d", "poly", "bbox_2d"]
@@ -130,21 +130,21 @@ def test_boxes_and_polygons_go_by_the_key_of_the_record():
     assert found["false_negatives"] == [2]
 
 
-def test_a_matched_coordinate_is_taught_the_true_bin_at_its_own_token():
+def test_matched_coordinate_targets_true_bin_at_its_own_token():
     found = inspected(COMPLETE)
     positions = found["objects"][0]["token_positions"]
     assert [found["coord_targets"][str(i)] for i in positions] == list(SCENE[0].bins)
     assert {found["labels"][i] for i in positions} == {"coord"}
 
 
-def test_coordinates_stand_in_order_and_nowhere_else():
+def test_coordinate_targets_match_coordinate_labels_in_order():
     found = inspected(COMPLETE)
     positions = list(map(int, found["coord_targets"]))
     assert positions == sorted(positions)
     assert positions == [i for i, label in enumerate(found["labels"]) if label == "coord"]
 
 
-def test_a_truncated_answer_keeps_what_was_closed_and_says_what_was_dropped():
+def test_truncated_answer_keeps_closed_objects_and_reports_dropped_ones():
     found = inspected(TRUNCATED)
     assert found["truncated"]
     assert [one["reason"] for one in found["objects"]] == [None, None, "wrong_number_of_coordinates", "cut_off"]
@@ -155,7 +155,7 @@ def test_a_truncated_answer_keeps_what_was_closed_and_says_what_was_dropped():
 
 
 @pytest.mark.parametrize("name", ["garbage", "empty"])
-def test_an_answer_without_json_is_taught_the_whole_scene(name):
+def test_answer_without_json_is_trained_on_whole_scene(name):
     found = inspected(ANSWERS[name])
     assert found["prefix_text"] == "{"
     assert found["objects"] == found["matches"] == []
@@ -172,7 +172,7 @@ def styled(text, style):
     return [text.plain[span.start : span.end] for span in text.spans if span.style == style]
 
 
-def test_each_object_has_the_colour_of_what_became_of_it():
+def test_object_colour_shows_whether_it_matched():
     text = answer_text(target_of(TRUNCATED))
     assert [part[:10] for part in styled(text, "green")] == ['"object_1"']
     assert [part[:10] for part in styled(text, "yellow")] == ['"object_2"']
@@ -181,7 +181,7 @@ def test_each_object_has_the_colour_of_what_became_of_it():
     assert "".join(styled(text, "bold cyan")) == target_of(TRUNCATED).append_text
 
 
-def test_an_answer_without_json_is_struck_out_before_the_tail():
+def test_answer_without_json_is_struck_out():
     text = answer_text(target_of(GARBAGE))
     assert styled(text, "dim strike") == [GARBAGE]
     assert text.plain.startswith(GARBAGE + '\n{"object_1": ')
@@ -194,7 +194,7 @@ def printed(table):
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_each_run_of_tokens_is_a_row_with_its_label(answer):
+def test_each_run_of_equal_labels_is_table_row(answer):
     one = inspection(answer)
     table = supervision_table(one)
     labels = [label for label, _ in itertools.groupby(one.target.labels)]
@@ -204,11 +204,11 @@ def test_each_run_of_tokens_is_a_row_with_its_label(answer):
     assert re.sub("→[0-9]+", "", shown) == one.target.y_train_text
 
 
-def test_another_target_than_the_own_bin_is_marked():
+def test_coordinate_with_different_target_is_marked():
     assert "<|coord_110|>→100" in printed(supervision_table(inspection(TRUNCATED)))
 
 
-def test_control_characters_are_shown_and_not_obeyed():
+def test_control_characters_are_shown_as_symbols():
     one = inspection('{"object_1": {"desc": "\x1b[2J\x07", "bbox_2d": []}')
     for text in (answer_text(one.target).plain, printed(supervision_table(one))):
         assert "␛[2J␇" in text
@@ -224,7 +224,7 @@ def following(answered, truth, **options):
     return build_target(ids, GroundTruth(tuple(truth)), vocab, MatchOptions(assignment="dynamic", **options))
 
 
-def test_box_that_follows_a_true_one_is_no_match():
+def test_box_that_follows_true_object_is_not_match():
     target = following([FAR, RED], [RED, GREEN])
     found = document(target)
     assert [(one["pred"], one["gt"]) for one in found["matches"]] == [("object_2", 0)]
@@ -235,7 +235,7 @@ def test_box_that_follows_a_true_one_is_no_match():
     assert [part[:10] for part in styled(text, "green")] == ['"object_2"']
 
 
-def test_terminal_shows_which_true_objects_are_missed_though_a_box_follows_them(capsys, monkeypatch):
+def test_missed_objects_followed_by_box_are_still_shown_as_missed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     show(Inspection("scene", "a test", following([FAR, RED], [RED, GREEN]), tiny_spelling().vocab, None))
     lines = [" ".join(re.sub("[│┃]", " ", line).split()) for line in capsys.readouterr().out.splitlines()]
@@ -249,7 +249,7 @@ def test_terminal_shows_which_true_objects_are_missed_though_a_box_follows_them(
     assert "1 no, a box follows it bbox_2d 50 600 250 800 green ellipse" in lines
 
 
-def test_missed_objects_are_shown_under_the_keys_by_which_they_are_appended():
+def test_missed_objects_are_listed_under_appended_keys():
     """Of a rewritten answer, too: its keys count from 1."""
     answered = [FAR, NOWHERE, replace(NOWHERE, desc="x")]
     target = build_target(
@@ -277,7 +277,7 @@ def colours_of(path):
     ],
     ids=["follows", "found", "found, and one too many"],
 )
-def test_picture_paints_as_found_what_is_found(answered, truth, there, absent, tmp_path):
+def test_picture_colours_objects_by_match_result(answered, truth, there, absent, tmp_path):
     Image.new("RGB", (96, 96), "#dddddd").save(tmp_path / "scene.png")
     record = Record(0, "scene", (str(tmp_path / "scene.png"),), 96, 96, tuple(truth))
     write_picture(record, following(answered, truth), tmp_path / "out.png", answered=True)

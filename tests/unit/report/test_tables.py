@@ -44,7 +44,7 @@ def printed_lines(capsys):
     return [" ".join(line.replace("│", " ").split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
+def test_times_are_shown_as_mean_per_step(tmp_path, capsys):
     idle = [ServerTime("http://127.0.0.1:8000", 0.25, 0.5)]
     steps = [
         timed_step(1, 4.0, generate=3.0, forward=1.0),
@@ -68,12 +68,12 @@ def test_times_are_shown_as_a_mean_step(tmp_path, capsys):
     ],
     ids=["of an older log", "of GRPO, without servers"],
 )
-def test_steps_may_lack_times_or_servers(tmp_path, capsys, step, has_times):
+def test_steps_without_times_or_servers_are_accepted(tmp_path, capsys, step, has_times):
     report_runs([write_log(tmp_path, [step])])
     assert ("Where the time went" in capsys.readouterr().out) == has_times
 
 
-def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
+def test_grpo_run_shows_mean_of_each_reward(tmp_path, capsys):
     evaluation = {"event": "evaluation", "step": 3, "eval_reward": 0.625, "eval_rewards/summary.format/mean": 1.0}
     report_runs([write_log(tmp_path, [*map(grpo_step, (1, 2, 3)), evaluation])])
     shown = capsys.readouterr().out
@@ -82,12 +82,12 @@ def test_a_grpo_run_has_the_mean_of_each_reward(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("evaluations", [[], [{"event": "evaluation", "step": 1, "eval_reward": 0.5}]])
-def test_a_grpo_run_has_no_picture_and_the_message_names_the_page(evaluations, tmp_path):
+def test_grpo_run_has_no_picture_and_error_suggests_html(evaluations, tmp_path):
     with pytest.raises(ConfigError, match=r"--picture.*needs held-out rollouts.*--html"):
         report_runs([write_log(tmp_path, [grpo_step(1), *evaluations])], picture=tmp_path / "out.png")
 
 
-def test_samples_that_were_set_aside_are_counted_with_their_first_reasons(tmp_path, capsys):
+def test_skipped_samples_are_counted_with_first_reasons(tmp_path, capsys):
     bad = [{"event": "bad_sample", "sample_id": f"s{k % 5}", "reason": f"[{k % 5}] is cut off"} for k in range(9)]
     write_log(tmp_path, [timed_step(1, 2.0), *bad])
     report_runs([tmp_path])
@@ -96,7 +96,7 @@ def test_samples_that_were_set_aside_are_counted_with_their_first_reasons(tmp_pa
     assert sentence in render_page(PageRequest([tmp_path], tmp_path / "page.html"))
 
 
-def test_machines_get_every_record_of_a_saved_log_as_a_line_of_json(tmp_path, capsys):
+def test_json_option_prints_every_record_of_log(tmp_path, capsys):
     log = write_log(tmp_path, [grpo_step(number) for number in range(1, 60)])
     log.write_text("a line of a library\n" + log.read_text())
     print_records([log])
@@ -107,12 +107,12 @@ def test_machines_get_every_record_of_a_saved_log_as_a_line_of_json(tmp_path, ca
         print_records([log])
 
 
-def test_a_log_without_steps_is_refused(tmp_path):
+def test_log_without_steps_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no step record"):
         report_runs([write_log(tmp_path, [])])
 
 
-def test_a_long_run_is_not_kept_in_memory(tmp_path, capsys):
+def test_long_run_is_not_kept_in_memory(tmp_path, capsys):
     records = [
         record
         for number in range(1, STEPS + 1)
@@ -137,7 +137,7 @@ def test_a_long_run_is_not_kept_in_memory(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("count", [1, 20, 21, 40, 41, 60])
-def test_the_first_and_the_last_twenty_steps_are_shown(count):
+def test_first_and_last_twenty_steps_are_shown(count):
     rows = StepRows()
     for number in range(1, count + 1):
         rows.add({"event": "step", "step": number, "loss": 1.0})
@@ -147,7 +147,7 @@ def test_the_first_and_the_last_twenty_steps_are_shown(count):
 
 
 @pytest.mark.parametrize("with_class", [True, False], ids=["a new log", "an older log"])
-def test_evaluations_show_the_figures_with_class_where_the_log_has_them(with_class):
+def test_evaluation_table_has_class_f1_only_if_logged(with_class):
     new = {"eval_rollout_f1_class_iou50": 0.125, "eval_rollout_ap": 0.0625}
     rows = EvaluationRows()
     rows.add({**OLD_EVALUATION, **(new if with_class else {})})
@@ -186,7 +186,7 @@ def images(tmp_path):
     return tmp_path
 
 
-def test_the_picture_has_both_ends_of_a_run_and_the_end_of_another(tmp_path, images):
+def test_picture_shows_start_and_end_of_first_run_and_end_of_second(tmp_path, images):
     one = evaluated(tmp_path / "one", {3: (0, 1, 1), 5: (0, 0, 0), 9: (1, 1, 0)})
     other = evaluated(tmp_path / "other", {3: (0, 1, 1), 8: (0, 0, 0)})
     sizes = []
@@ -200,7 +200,7 @@ def test_the_picture_has_both_ends_of_a_run_and_the_end_of_another(tmp_path, ima
         report_runs([one, strange], picture=tmp_path / "out.png", images=images)
 
 
-def test_an_image_that_the_log_leaves_out_is_white(tmp_path, images):
+def test_image_missing_from_log_is_white_in_picture(tmp_path, images):
     log = evaluated(tmp_path / "one", {3: (0, 0, 1)})
     log.write_text(log.read_text().replace('"better.png"', "null"))
     report_runs([log], picture=tmp_path / "out.png", images=images)
@@ -208,7 +208,7 @@ def test_an_image_that_the_log_leaves_out_is_white(tmp_path, images):
         assert sorted(image.getpixel((150, top)) for top in (140, 290, 440)) == [BLUE, RED, (255, 255, 255)]
 
 
-def test_the_picture_begins_with_the_largest_gain_and_has_the_shares_of_all_images(tmp_path, images):
+def test_picture_starts_with_largest_gain_and_shows_shares_of_all_images(tmp_path, images):
     log = evaluated(tmp_path / "one", {3: (0, 0, 1), 9: (1, 0, 0)})
     report_runs([log], picture=tmp_path / "out.png", images=images)
     with Image.open(tmp_path / "out.png") as image:
@@ -220,7 +220,7 @@ def test_the_picture_begins_with_the_largest_gain_and_has_the_shares_of_all_imag
     assert (before, after) == (pytest.approx(96, abs=2),) * 2
 
 
-def test_columns_of_matches_count_pairs_by_the_gate_and_nulls_are_blank(tmp_path, capsys):
+def test_match_columns_count_gated_pairs_and_null_figures_are_blank(tmp_path, capsys):
     counts = {"valid_pred_objects": 3.0, "matched_maskiou_count": 1.0, "following": 1.0, "fn": 4.0, "fn_appended": 0.0}
     figures = {f"rollout/{name}": value for name, value in counts.items()}
     nulls = {key: None for key in OLD_EVALUATION if key.startswith("eval_")}

@@ -15,7 +15,7 @@ OURS, THEIRS = load_tokenizer(TINY_MODEL), AutoTokenizer.from_pretrained(TINY_MO
 PIECES = st.sampled_from(["<|coord_12|>", "<|coord_", "<|im_end|>", "<|image_pad|>", '{"desc": "', "  ", "\n"])
 
 
-def test_the_tiny_model_needs_no_transformers():
+def test_tiny_model_tokenizer_needs_no_transformers():
     assert isinstance(OURS, FileTokenizer)
     assert (len(OURS), OURS.get_vocab()) == (len(THEIRS), THEIRS.get_vocab())
     assert OURS.convert_tokens_to_ids(["<|coord_7|>"]) == THEIRS.convert_tokens_to_ids(["<|coord_7|>"])
@@ -23,19 +23,19 @@ def test_the_tiny_model_needs_no_transformers():
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.one_of(PIECES, st.text(max_size=8))).map("".join))
-def test_text_has_the_same_ids(text):
+def test_file_tokenizer_encodes_like_transformers(text):
     assert OURS.encode(text, add_special_tokens=False) == THEIRS.encode(text, add_special_tokens=False)
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, len(THEIRS) - 1), max_size=12))
-def test_ids_have_the_same_text(ids):
+def test_file_tokenizer_decodes_like_transformers(ids):
     kept = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     assert OURS.decode(ids, **kept) == THEIRS.decode(ids, **kept)
 
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
-def test_a_file_that_lacks_added_tokens_is_left_to_transformers(tmp_path, monkeypatch, file):
+def test_tokenizer_file_lacking_added_tokens_is_loaded_by_transformers(tmp_path, monkeypatch, file):
     shutil.copy(TINY_MODEL / "tokenizer.json", tmp_path)
     assert isinstance(load_tokenizer(tmp_path), FileTokenizer)
     lists = {

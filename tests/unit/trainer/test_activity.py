@@ -48,7 +48,7 @@ def wait_for(lines, count, *, within_s=10.0):
     return found[:count]
 
 
-def test_what_lasts_is_reported_again_and_again_with_its_seconds(activity):
+def test_lasting_activity_is_reported_repeatedly_with_seconds(activity):
     lines = []
     start = time.monotonic()
     with activity.reported(lines.append), activity.doing("loading the model"):
@@ -58,7 +58,7 @@ def test_what_lasts_is_reported_again_and_again_with_its_seconds(activity):
     assert all(line.endswith(" s)") for line in lines if line)
 
 
-def test_a_line_has_all_that_is_under_way_and_the_parts_that_are_done(activity):
+def test_activity_line_lists_nested_activities_with_progress(activity):
     with activity.doing("step 3 of 60"), activity.doing("generating", total=2000, unit="answers") as generating:
         assert activity.line() == "step 3 of 60; generating: 0 of 2,000 answers (0 s)"
         generating.advance()
@@ -69,7 +69,7 @@ def test_a_line_has_all_that_is_under_way_and_the_parts_that_are_done(activity):
     assert activity.line() == ""
 
 
-def test_parts_are_counted_by_several_threads(activity):
+def test_several_threads_advance_same_activity(activity):
     with activity.doing("scoring", total=4000) as scoring:
         threads = [threading.Thread(target=lambda: [scoring.advance() for _ in range(1000)]) for _ in range(4)]
         for thread in threads:
@@ -79,7 +79,7 @@ def test_parts_are_counted_by_several_threads(activity):
         assert activity.line() == "scoring: 4,000 of 4,000 (0 s)"
 
 
-def test_what_another_thread_does_is_reported_until_that_ends(activity):
+def test_activity_of_another_thread_is_reported_until_it_ends(activity):
     lines, ended = [], threading.Event()
 
     def work():
@@ -95,13 +95,13 @@ def test_what_another_thread_does_is_reported_until_that_ends(activity):
         assert activity.line() == ""
 
 
-def test_an_error_ends_what_was_under_way(activity):
+def test_error_ends_activity(activity):
     with pytest.raises(OSError, match="lost"), activity.doing("reading"):
         raise OSError("lost")
     assert activity.line() == ""
 
 
-def test_nothing_is_reported_while_nothing_is_under_way_and_the_last_line_is_withdrawn(activity):
+def test_last_activity_line_is_cleared_once_when_activity_ends(activity):
     lines = []
     with activity.reported(lines.append):
         with activity.doing("loading"):
@@ -111,7 +111,7 @@ def test_nothing_is_reported_while_nothing_is_under_way_and_the_last_line_is_wit
         assert lines.count("") == 1
 
 
-def test_a_step_that_is_logged_is_a_line_too(activity, clock):
+def test_logged_step_postpones_activity_line_and_clears_last_one(activity, clock):
     lines = []
     with activity.reported(lines.append), activity.doing("step 1 of 2"):
         for _ in range(3):
@@ -124,7 +124,7 @@ def test_a_step_that_is_logged_is_a_line_too(activity, clock):
         assert lines[-1] == "", "the line is older than what was said"
 
 
-def test_only_the_innermost_listener_hears_and_the_first_line_may_come_sooner(activity, clock):
+def test_only_innermost_listener_gets_lines_and_first_may_come_at_once(activity, clock):
     outer, inner = [], []
     with activity.reported(outer.append), activity.doing("training"):
         with activity.reported(inner.append, first_s=0.0):
@@ -135,7 +135,7 @@ def test_only_the_innermost_listener_hears_and_the_first_line_may_come_sooner(ac
         assert wait_for(outer, 1)
 
 
-def test_a_listener_that_cannot_be_reached_is_asked_again(activity):
+def test_failing_listener_is_called_again(activity):
     lines = []
 
     def closed(line):
@@ -146,6 +146,6 @@ def test_a_listener_that_cannot_be_reached_is_asked_again(activity):
         assert len(wait_for(lines, 2)) == 2
 
 
-def test_a_name_from_the_data_cannot_control_a_terminal(activity):
+def test_control_characters_in_activity_name_are_escaped(activity):
     with activity.doing("reading \x1b[31m\n.jsonl"):
         assert activity.line() == "reading \\x1b[31m\\n.jsonl (0 s)"

@@ -42,7 +42,7 @@ def last_words(tmp_path):
     return json.loads((tmp_path / "termination.json").read_text())
 
 
-def test_a_missing_token_is_for_a_person_to_put_right(environment, config, tmp_path):
+def test_missing_token_exits_with_config_code(environment, config, tmp_path):
     environment.delenv("STAGE2_TOKEN_FILE")
     assert learn(config()) == EXIT_CONFIG
     assert "STAGE2_TOKEN_FILE" in last_words(tmp_path)["message"]
@@ -51,24 +51,24 @@ def test_a_missing_token_is_for_a_person_to_put_right(environment, config, tmp_p
 
 @pytest.mark.parametrize("place", ["token/out", "/proc/out", "x" * 300])
 @pytest.mark.parametrize("start", [learn, lambda config: check(config, world_size=1)])
-def test_an_unwritable_output_folder_is_for_a_person_to_correct(environment, config, tmp_path, start, place):
+def test_unwritable_output_folder_exits_with_config_code(environment, config, tmp_path, start, place):
     assert start(config(training={"output_dir": str(tmp_path / place)})) == EXIT_CONFIG
     assert "training.output_dir" in last_words(tmp_path)["message"]
     assert "in a folder that can be written to" in last_words(tmp_path)["message"]
 
 
-def test_several_processes_are_for_a_person_to_put_right(environment, config, tmp_path):
+def test_several_processes_with_servers_exit_with_config_code(environment, config, tmp_path):
     environment.setenv("WORLD_SIZE", "2")
     assert learn(config()) == EXIT_CONFIG
     assert "the learner is one process" in last_words(tmp_path)["message"]
 
 
-def test_samples_that_processes_cannot_share_are_for_a_person_to_put_right(config):
+def test_samples_that_processes_cannot_share_are_config_error(config):
     with pytest.raises(ConfigError, match="do not give each of 2 learner processes equally many batches"):
         checked_records(config(), world_size=2)  # one line, in batches of any size
 
 
-def test_a_name_that_nobody_knows_is_tried_again_later(environment, config, tmp_path):
+def test_unresolvable_server_name_exits_with_retryable_code(environment, config, tmp_path):
     nowhere = "http://server-0.nowhere.invalid:8000"
     assert learn(config(server={"servers": [{"base_url": nowhere, "group_port": 2}]})) == EXIT_RETRYABLE
     message = last_words(tmp_path)["message"]
@@ -76,19 +76,19 @@ def test_a_name_that_nobody_knows_is_tried_again_later(environment, config, tmp_
     assert "Traceback" not in message
 
 
-def test_a_model_that_is_not_there_is_for_a_person_to_put_right(environment, config, tmp_path):
+def test_missing_model_exits_with_config_code(environment, config, tmp_path):
     assert learn(config(model={"model": str(tmp_path / "lost")})) == EXIT_CONFIG
     assert "model.model" in last_words(tmp_path)["message"]
 
 
-def test_a_model_without_coordinate_tokens_is_for_a_person_to_put_right(environment, config, tmp_path):
+def test_model_without_coordinate_tokens_exits_with_config_code(environment, config, tmp_path):
     tokenizer = build_tokenizer(7, plain=True)
     save(tmp_path / "stock", build_model(tokenizer, 7), build_processor(tokenizer))
     assert learn(config(model={"model": str(tmp_path / "stock")})) == EXIT_CONFIG
     assert f"stage2 prepare {tmp_path / 'stock'} --output DIR" in last_words(tmp_path)["message"]
 
 
-def test_a_disk_without_room_for_the_log_is_worth_another_try(environment, config, tmp_path):
+def test_full_disk_for_log_exits_with_retryable_code(environment, config, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "stage2_log.jsonl").symlink_to("/dev/full")
     changes = {"custom": {"trainer_variant": "sft", "train_jsonl": str(tmp_path / "train.jsonl")}}
@@ -100,13 +100,13 @@ def test_a_disk_without_room_for_the_log_is_worth_another_try(environment, confi
 
 
 @pytest.mark.parametrize("start", [learn, partial(check, world_size=1)])
-def test_a_mount_that_does_not_answer_is_no_mistake_of_a_person(environment, config, tmp_path, start):
+def test_stale_mount_exits_with_failure_code(environment, config, tmp_path, start):
     environment.setattr("tempfile.TemporaryFile", raising(OSError(errno.ESTALE, os.strerror(errno.ESTALE))))
     assert start(config()) == EXIT_FAILURE
     assert "Stale file handle" in last_words(tmp_path)["message"]
 
 
-def test_a_full_disk_is_reported_before_several_processes_start_too(environment, config, tmp_path):
+def test_full_disk_in_check_exits_with_retryable_code(environment, config, tmp_path):
     environment.setattr("tempfile.TemporaryFile", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
     assert check(config(), world_size=1) == EXIT_RETRYABLE
     assert "Make room" in last_words(tmp_path)["message"]
@@ -119,7 +119,7 @@ def raising(error):
     return raises
 
 
-def test_servers_that_do_not_come_are_worth_another_try(environment, config, tmp_path):
+def test_missing_servers_exit_with_retryable_code(environment, config, tmp_path):
     assert learn(config()) == EXIT_RETRYABLE
     assert "http://127.0.0.1:1" in last_words(tmp_path)["message"]
 
@@ -136,7 +136,7 @@ def earlier_run(config, tmp_path, *, seed):
     return checkpoint
 
 
-def test_another_run_in_the_same_folder_is_for_a_person_to_put_right(environment, config, tmp_path):
+def test_checkpoint_of_other_run_in_output_folder_exits_with_config_code(environment, config, tmp_path):
     checkpoint = earlier_run(config(), tmp_path, seed=5)
     assert learn(config()) == EXIT_CONFIG
     message = last_words(tmp_path)["message"]
@@ -145,7 +145,7 @@ def test_another_run_in_the_same_folder_is_for_a_person_to_put_right(environment
     assert newest_whole(tmp_path / "out") == checkpoint
 
 
-def test_the_same_run_that_has_ended_says_so(environment, config, tmp_path, caplog):
+def test_finished_run_exits_with_success_and_reports_it(environment, config, tmp_path, caplog):
     earlier_run(config(), tmp_path, seed=config().training.seed)
     with caplog.at_level("INFO"):
         assert learn(config()) == 0
@@ -153,7 +153,7 @@ def test_the_same_run_that_has_ended_says_so(environment, config, tmp_path, capl
     assert last_words(tmp_path)["resumedStep"] == 1
 
 
-def test_a_learner_reports_the_step_from_which_it_begins(environment, config, tmp_path):
+def test_learner_reports_step_from_which_it_resumes(environment, config, tmp_path):
     assert learn(config()) == EXIT_RETRYABLE  # its servers do not come
     assert last_words(tmp_path)["resumedStep"] == 0
     earlier_run(config(), tmp_path, seed=config().training.seed)
@@ -162,7 +162,7 @@ def test_a_learner_reports_the_step_from_which_it_begins(environment, config, tm
     assert last_words(tmp_path)["resumedStep"] == 1
 
 
-def test_an_earlier_run_is_overwritten_when_that_is_asked_for_and_nothing_is_wrong(environment, config, tmp_path):
+def test_overwrite_removes_earlier_run_only_if_config_is_valid(environment, config, tmp_path):
     checkpoint = earlier_run(config(), tmp_path, seed=5)
     assert learn(config(train_jsonl=str(tmp_path / "lost")), overwrite=True) == EXIT_CONFIG
     assert checkpoint.exists()
@@ -170,7 +170,7 @@ def test_an_earlier_run_is_overwritten_when_that_is_asked_for_and_nothing_is_wro
     assert not checkpoint.exists()
 
 
-def test_changes_that_are_allowed_are_gone_on_with(environment, config, tmp_path, caplog):
+def test_resume_allow_changes_continues_run_with_changed_config(environment, config, tmp_path, caplog):
     earlier_run(config(), tmp_path, seed=5)
     assert learn(config(training={"resume": "allow-changes"})) == 0
     assert "training.resume allows it" in caplog.text

@@ -7,19 +7,19 @@ import pytest
 from stage2_trainer.uncollected import uncollected
 
 
-def test_nothing_is_collected_in_the_block_alone():
+def test_garbage_collection_is_disabled_only_within_block():
     with uncollected():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
-def test_collections_go_on_after_an_import_that_failed():
+def test_garbage_collection_is_enabled_again_after_failed_import():
     with pytest.raises(ImportError), uncollected():
         raise ImportError
     assert gc.isenabled()
 
 
-def test_who_collects_nothing_is_left_alone():
+def test_garbage_collection_disabled_before_stays_disabled():
     gc.disable()
     try:
         with uncollected():
@@ -29,7 +29,7 @@ def test_who_collects_nothing_is_left_alone():
         gc.enable()
 
 
-def test_what_was_imported_is_left_out_of_later_collections():
+def test_imported_objects_are_frozen_out_of_later_collections():
     before = gc.get_freeze_count()
     with uncollected():
         pass

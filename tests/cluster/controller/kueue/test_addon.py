@@ -11,7 +11,7 @@ DEPLOYMENT = "deployment/kueue-controller-manager"
 
 
 @pytest.mark.alone
-def test_namespaces_can_be_deleted_while_kueue_has_no_pod(admin: Kubectl, kueue: None, on_local_cluster: Path) -> None:
+def test_namespaces_can_be_deleted_while_kueue_is_down(admin: Kubectl, kueue: None, on_local_cluster: Path) -> None:
     admin("scale", KUEUE, DEPLOYMENT, "--replicas=0")
     try:
         admin("wait", KUEUE, "pods", "--all", "--for=delete", "--timeout=600s")

@@ -49,7 +49,7 @@ def _configure(own: Kubectl, text: str) -> None:
     restart(own)
 
 
-def test_where_kueue_knows_jobs_nothing_is_charged_twice_and_claimed_devices_are(
+def test_kueue_with_job_integration_charges_each_job_once_and_counts_claimed_devices(
     configured: None,
     kubectl: Kubectl,
     team: list[str],

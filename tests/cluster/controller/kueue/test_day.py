@@ -207,7 +207,9 @@ def _jobs(names: Sequence[str], chance: random.Random) -> Iterator[Object]:
         yield made
 
 
-def test_a_day_of_a_shared_cluster(kubectl: Kubectl, nodes: FakeNodes, team: list[str], controller: Controller) -> None:
+def test_jobs_survive_day_on_shared_cluster(
+    kubectl: Kubectl, nodes: FakeNodes, team: list[str], controller: Controller
+) -> None:
     seed = int(os.environ["STAGE2_DAY_SEED"])
     chance = random.Random(f"{seed} jobs")
     ends, alive = fates(JOBS), set(team)

@@ -42,7 +42,7 @@ def learner(kubelet: Kubelet) -> str:
     return str((kubelet.pod("wrong", "learner") or {})["metadata"]["name"])
 
 
-def test_without_jobset_a_job_says_how_to_install_it(kubectl: Kubectl, plain: Controller) -> None:
+def test_missing_jobset_is_reported_with_install_command(kubectl: Kubectl, plain: Controller) -> None:
     if kubectl.get("crd", JOBSETS) is not None:
         pytest.skip("this cluster has JobSet")
     kubectl.apply(wide("wide", queued=False))
@@ -50,7 +50,7 @@ def test_without_jobset_a_job_says_how_to_install_it(kubectl: Kubectl, plain: Co
     assert "kubectl apply --server-side -f https://" in (kubectl.get("rmj", "wide") or {})["status"]["message"]
 
 
-def test_kueue_admits_jobsets_in_turn_and_a_learners_end_is_the_jobs(
+def test_kueue_admits_jobsets_in_turn_and_learner_result_ends_job(
     kubectl: Kubectl, team: list[str], jobset: None, plain: Controller, kubelet: Kubelet
 ) -> None:
     for name in ("first", "second"):
@@ -74,7 +74,7 @@ def test_kueue_admits_jobsets_in_turn_and_a_learners_end_is_the_jobs(
     eventually(lambda: jobsets() == ["first-jobset"], why="its JobSet is gone")
 
 
-def test_a_learner_that_refuses_its_configuration_ends_all(
+def test_learner_configuration_error_ends_whole_jobset(
     kubectl: Kubectl, node: str, jobset: None, plain: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(wide("wrong", queued=False))
@@ -92,7 +92,7 @@ def test_a_learner_that_refuses_its_configuration_ends_all(
     assert "can never change" in kubectl.run("patch", "rmj", "wrong", "--type=merge", "-p", TO_NODE).stderr
 
 
-def test_a_learner_of_several_pods_that_lost_them_has_all_again_in_a_domain_of_its_own(
+def test_multi_pod_learner_is_recreated_whole_in_its_own_domain(
     kubectl: Kubectl, nodes: FakeNodes, jobset: None, plain: Controller
 ) -> None:
     shared = nodes.add(f"{kubectl.namespace}-shared", gpus=4, labels=HERE)
@@ -115,7 +115,7 @@ def test_a_learner_of_several_pods_that_lost_them_has_all_again_in_a_domain_of_i
             kubectl.set_status("pod", name, {"phase": "Failed"})
 
 
-def test_kubectl_scale_adds_and_removes_servers_beside_those_that_stay(
+def test_kubectl_scale_adds_and_removes_servers_without_disturbing_others(
     kubectl: Kubectl, node: str, jobset: None, plain: Controller, kubelet: Kubelet
 ) -> None:
     kubectl.apply(wide("elastic", queued=False))
@@ -137,7 +137,7 @@ def test_kubectl_scale_adds_and_removes_servers_beside_those_that_stay(
     assert "vllm.mode server needs rollout servers" in refused
 
 
-def test_on_one_node_the_number_of_servers_changes_while_the_job_is_suspended(kubectl: Kubectl) -> None:
+def test_kubectl_scale_of_running_single_node_job_is_refused(kubectl: Kubectl) -> None:
     kubectl.apply(job("fixed", rollout={"servers": 1}))
     assert "set spec.suspend to true" in kubectl.run("scale", "rmj/fixed", "--replicas=2").stderr
 

@@ -252,7 +252,7 @@ def lose_power(local_cluster: LocalCluster, node: str) -> None:
     local_cluster("mend")
 
 
-def test_nodes_that_lose_their_power_cost_a_job_time_alone(
+def test_power_loss_of_nodes_costs_job_only_time(
     undisturbed: Answers, jobs: Jobs, crowded: None, local_cluster: LocalCluster
 ) -> None:
     kubectl = jobs.kubectl
@@ -302,7 +302,7 @@ def strike_each_phase(job: Job, local_cluster: LocalCluster) -> None:
     assert job.starts("learner") == learners
 
 
-def test_servers_are_added_and_removed_while_a_job_trains(undisturbed: Answers, jobs: Jobs) -> None:
+def test_servers_can_be_added_and_removed_during_training(undisturbed: Answers, jobs: Jobs) -> None:
     job = jobs.start("scaled", servers=2)
     job.until_step(2)
     first, learners = job.starts("rollout"), job.starts("learner")

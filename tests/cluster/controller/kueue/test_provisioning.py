@@ -149,7 +149,7 @@ def runs_on(kubectl: Kubectl, kubelet: Kubelet, node: str, request: str) -> None
 
 
 @pytest.mark.parametrize("market", [3], indirect=True)
-def test_a_job_waits_for_machines_that_kueue_asks_for_and_runs_on_them(
+def test_job_waits_for_machines_requested_by_kueue_and_runs_on_them(
     kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     kubectl.apply(queued())
@@ -165,7 +165,7 @@ def test_a_job_waits_for_machines_that_kueue_asks_for_and_runs_on_them(
 
 
 @pytest.mark.parametrize("market", [1], indirect=True)
-def test_machines_that_cannot_be_had_are_reported_and_asked_for_again(
+def test_failed_provisioning_is_reported_and_requested_again(
     kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     kubectl.apply(queued())
@@ -179,7 +179,7 @@ def test_machines_that_cannot_be_had_are_reported_and_asked_for_again(
 
 
 @pytest.mark.parametrize("market", [0], indirect=True)
-def test_a_job_that_is_turned_away_holds_no_quota_asks_no_more_and_asks_again_once_it_was_suspended(
+def test_rejected_job_releases_quota_and_requests_machines_again_after_suspension(
     kubectl: Kubectl, controller: Controller, market: Market, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     kubectl.apply(queued())

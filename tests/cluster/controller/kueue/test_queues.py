@@ -14,7 +14,9 @@ def workloads(kubectl: Kubectl) -> list[str]:
     return sorted(one["metadata"]["name"] for one in kubectl.list("workloads"))
 
 
-def test_a_default_queue_names_what_to_configure(kubectl: Kubectl, team: list[str], controller: Controller) -> None:
+def test_default_queue_conflict_is_reported_with_required_kueue_setting(
+    kubectl: Kubectl, team: list[str], controller: Controller
+) -> None:
     with queue(kubectl, f"{kubectl.namespace}-default", "default"):
         apply_queued(kubectl, "first")
         wanted = "RolloutMatchingJob.v1alpha1.stage2.dev to integrations.externalFrameworks"
@@ -22,7 +24,9 @@ def test_a_default_queue_names_what_to_configure(kubectl: Kubectl, team: list[st
         assert len(workloads(kubectl)) == 2
 
 
-def test_a_kueue_rank_goes_first(kubectl: Kubectl, team: list[str], controller: Controller, kubelet: Kubelet) -> None:
+def test_workload_priority_class_decides_order_in_queue(
+    kubectl: Kubectl, team: list[str], controller: Controller, kubelet: Kubelet
+) -> None:
     name = f"{kubectl.namespace}-urgent"
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")
@@ -41,7 +45,7 @@ def test_a_kueue_rank_goes_first(kubectl: Kubectl, team: list[str], controller: 
         kubectl("delete", "workloadpriorityclass", name)
 
 
-def test_a_job_that_waits_goes_to_the_queue_of_its_new_label(
+def test_pending_job_moves_to_queue_of_its_new_label(
     kubectl: Kubectl, team: list[str], controller: Controller, nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     apply_queued(kubectl, "first")

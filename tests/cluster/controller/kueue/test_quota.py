@@ -24,7 +24,9 @@ def urgent(kubectl: Kubectl) -> Iterator[str]:
     kubectl("delete", "priorityclass", name)
 
 
-def test_jobs_use_and_free_quota(kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet) -> None:
+def test_jobs_use_and_release_quota(
+    kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
+) -> None:
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")
     assert _assigned(kubectl, "first") == _host(kubelet, "first") in team
@@ -41,7 +43,7 @@ def test_jobs_use_and_free_quota(kubectl: Kubectl, controller: Controller, team:
     assert "Finished" in _true(kubectl, "first")
 
 
-def test_a_preempted_job_comes_back(kubectl: Kubectl, controller: Controller, kubelet: Kubelet, urgent: str) -> None:
+def test_preempted_job_runs_again(kubectl: Kubectl, controller: Controller, kubelet: Kubelet, urgent: str) -> None:
     apply_queued(kubectl, "patient")
     until_running(kubectl, kubelet, "patient")
 
@@ -57,7 +59,7 @@ def test_a_preempted_job_comes_back(kubectl: Kubectl, controller: Controller, ku
     assert (kubectl.get("rmj", "patient") or {})["status"].get("restarts", 0) == 0, "preemption counts as no failure"
 
 
-def test_a_job_whose_host_is_drained_gives_its_quota_back_and_gets_another_host(
+def test_drained_job_returns_quota_and_gets_another_host(
     kubectl: Kubectl, controller: Controller, team: list[str], kubelet: Kubelet
 ) -> None:
     apply_queued(kubectl, "drained")
@@ -77,7 +79,7 @@ def _has_both_pods_on(kubectl: Kubectl, name: str, host: str) -> bool:
     return [pod["spec"].get("nodeName") for pod in pods if "deletionTimestamp" not in pod["metadata"]] == [host] * 2
 
 
-def test_a_suspended_job_lends_out_its_quota(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
+def test_suspended_job_releases_its_quota(kubectl: Kubectl, controller: Controller, kubelet: Kubelet) -> None:
     apply_queued(kubectl, "first")
     until_running(kubectl, kubelet, "first")
     apply_queued(kubectl, "second")
@@ -92,7 +94,7 @@ def test_a_suspended_job_lends_out_its_quota(kubectl: Kubectl, controller: Contr
     eventually(partial(_rests, kubectl, "first"), why="its Workload is written no more")
 
 
-def test_two_jobs_share_a_tainted_host_by_the_toleration_of_their_flavor(
+def test_two_jobs_share_tainted_host_through_flavor_toleration(
     kubectl: Kubectl, controller: Controller, team: list[str], nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     own = f"{kubectl.namespace}-tainted"
@@ -106,7 +108,7 @@ def test_two_jobs_share_a_tainted_host_by_the_toleration_of_their_flavor(
             assert _assigned(kubectl, name) == _host(kubelet, name) == own
 
 
-def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
+def test_flavor_without_topology_works_only_in_scheduler_mode(
     kubectl: Kubectl, controller: Controller, team: list[str], nodes: FakeNodes, kubelet: Kubelet
 ) -> None:
     own = f"{kubectl.namespace}-plain"
@@ -126,7 +128,9 @@ def test_a_flavor_without_a_topology_takes_a_job_whose_node_the_scheduler_finds(
         eventually(lambda: "insufficient" in quota_message(kubectl, "second"), why="quota is counted")
 
 
-def test_a_patch_of_an_older_version_is_refused(kubectl: Kubectl, controller: Controller, team: list[str]) -> None:
+def test_workload_patch_with_outdated_version_is_refused(
+    kubectl: Kubectl, controller: Controller, team: list[str]
+) -> None:
     apply_queued(kubectl, "first")
     eventually(lambda: "Admitted" in _true(kubectl, "first"), why="the job is admitted")
     patch = json.dumps({"metadata": {"resourceVersion": "1"}, "status": {"conditions": []}})

@@ -59,23 +59,23 @@ async def deleted(status: int) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("request_", [patched, deleted])
 @pytest.mark.parametrize("status", [404, 409])
-async def test_an_object_that_is_gone_or_another_by_now_is_no_error(request_: Any, status: int) -> None:
+async def test_not_found_or_conflict_on_patch_or_delete_is_no_error(request_: Any, status: int) -> None:
     assert (await request_(status))[0] is None
 
 
 @pytest.mark.parametrize("request_", [patched, deleted])
-async def test_a_refusal_is_no_success(request_: Any) -> None:
+async def test_forbidden_patch_or_delete_raises(request_: Any) -> None:
     with pytest.raises(ApiRefused):
         await request_(403)
 
 
-async def test_only_the_version_that_was_read_is_deleted() -> None:
+async def test_deletion_is_conditional_on_version_that_was_read() -> None:
     _, sent = await deleted(200)
     assert sent["preconditions"] == {"uid": "u", "resourceVersion": "7"}
     assert sent["propagationPolicy"] == "Background"
 
 
-async def test_no_credentials_of_netrc_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_netrc_credentials_are_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str | None] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -97,9 +97,7 @@ async def test_no_credentials_of_netrc_are_sent(tmp_path: Path, monkeypatch: pyt
     assert sent == [None]
 
 
-async def test_in_a_pod_kubeconfig_names_the_cluster_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kubeconfig_overrides_in_cluster_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a controller that somebody points to another cluster, as tests do, would change the one that it is in."""
     for name in ("SERVICE_TOKEN_FILENAME", "SERVICE_CERT_FILENAME"):
         (tmp_path / name).write_text("of the pod")
@@ -147,7 +145,7 @@ async def everything(api: Api, kind: str) -> list[Any]:
     return [item async for page in pages for item in page["items"]]
 
 
-def test_a_list_comes_in_pages() -> None:
+def test_lists_are_read_in_pages() -> None:
     listed, queries = asyncio.run(_listing(lambda api: everything(api, "Pod")))
     assert [item["metadata"]["name"] for item in listed] == [str(number) for number in range(1_200)]
     assert [query.get("continue") for query in queries] == [None, *map(str, range(200, 1_200, 200))]
@@ -155,13 +153,13 @@ def test_a_list_comes_in_pages() -> None:
 
 
 @pytest.mark.parametrize("kind", [names.KIND, "Node"])
-def test_pages_of_what_may_be_large_are_small(kind: str) -> None:
+def test_large_kinds_are_listed_in_small_pages(kind: str) -> None:
     found, queries = asyncio.run(_listing(lambda api: everything(api, kind)))
     assert len(found) == len(PODS)
     assert {query["limit"] for query in queries} == {"50"}
 
 
-def test_pages_are_asked_for_one_after_the_other_as_they_are_used() -> None:
+def test_pages_are_requested_lazily() -> None:
     async def first(api: Api) -> int:
         async for page in api.pages("Pod", None, labels=None, fields="status.phase!=Failed"):
             return len(page["items"])
@@ -172,7 +170,7 @@ def test_pages_are_asked_for_one_after_the_other_as_they_are_used() -> None:
     assert queries[0]["fieldSelector"] == "status.phase!=Failed"
 
 
-def test_of_an_objects_events_only_those_of_one_reason_are_asked_for_and_never_all() -> None:
+def test_events_are_requested_only_for_single_object_and_reason() -> None:
     _, queries = asyncio.run(_listing(lambda api: api.events_of("team-a", "u", "FailedCreate")))
     (query,) = queries
     assert query["fieldSelector"] == "involvedObject.uid=u,reason=FailedCreate"
@@ -180,7 +178,7 @@ def test_of_an_objects_events_only_those_of_one_reason_are_asked_for_and_never_a
 
 
 @pytest.mark.parametrize(("reason", "answer"), [("AlreadyExists", None), ("Conflict", "quota was written meanwhile")])
-def test_only_a_name_that_is_taken_is_no_refusal_of_a_creation(reason: str, answer: str | None) -> None:
+def test_only_already_exists_is_tolerated_on_creation(reason: str, answer: str | None) -> None:
     async def refuse(_: web.Request) -> web.Response:
         return web.json_response({"reason": reason, "message": "quota was written meanwhile"}, status=409)
 
@@ -195,7 +193,7 @@ def test_only_a_name_that_is_taken_is_no_refusal_of_a_creation(reason: str, answ
     assert asyncio.run(create()) == answer
 
 
-def test_requests_go_to_the_path_of_the_kind_and_a_name_leads_to_no_other() -> None:
+def test_request_path_depends_on_kind_and_escapes_name() -> None:
     assert path("Secret", "n", "x") == "/api/v1/namespaces/n/secrets/x"
     assert path("NetworkPolicy", "n") == "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies"
     classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -207,7 +205,7 @@ def test_requests_go_to_the_path_of_the_kind_and_a_name_leads_to_no_other() -> N
             path("PriorityClass", None, name)
 
 
-async def test_an_event_like_an_earlier_one_of_the_job_is_counted_and_not_made_again() -> None:
+async def test_repeated_event_is_counted_instead_of_created_again() -> None:
     there: dict[str, Any] = {}
 
     async def create(request: web.Request) -> web.Response:

@@ -63,7 +63,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-async def test_the_first_candidate_leads_and_the_second_waits(clock: Clock) -> None:
+async def test_first_candidate_leads_and_second_waits(clock: Clock) -> None:
     leases = Leases()
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     await first.acquire()
@@ -73,7 +73,7 @@ async def test_the_first_candidate_leads_and_the_second_waits(clock: Clock) -> N
 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": {}}, ValueError("no JSON")])
-async def test_an_answer_that_is_no_lease_is_asked_for_again_soon(answer: Any, clock: Clock) -> None:
+async def test_malformed_lease_answer_is_retried_soon(answer: Any, clock: Clock) -> None:
     leases, answers = Leases(), [answer]
     get = leases.get
 
@@ -88,7 +88,7 @@ async def test_an_answer_that_is_no_lease_is_asked_for_again_soon(answer: Any, c
     assert clock.now < DURATION_S
 
 
-async def test_a_lease_that_stays_as_it_is_for_its_duration_is_taken(clock: Clock) -> None:
+async def test_expired_lease_is_taken_over(clock: Clock) -> None:
     leases = Leases()
     await candidate(leases, clock, "a").acquire()
     second = candidate(leases, clock, "b")
@@ -98,7 +98,7 @@ async def test_a_lease_that_stays_as_it_is_for_its_duration_is_taken(clock: Cloc
     assert (leases.lease["spec"]["holderIdentity"], leases.lease["spec"]["leaseTransitions"]) == ("b", 1)
 
 
-async def test_a_lease_that_is_renewed_is_never_taken(clock: Clock) -> None:
+async def test_renewed_lease_is_never_taken_over(clock: Clock) -> None:
     leases = Leases()
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     for _ in range(20):
@@ -107,7 +107,7 @@ async def test_a_lease_that_is_renewed_is_never_taken(clock: Clock) -> None:
         clock.now += 5
 
 
-async def test_a_leader_that_finds_another_holder_stops(clock: Clock) -> None:
+async def test_leader_stops_when_lease_has_other_holder(clock: Clock) -> None:
     leases = Leases()
     first = candidate(leases, clock, "a")
     await first.acquire()
@@ -118,7 +118,7 @@ async def test_a_leader_that_finds_another_holder_stops(clock: Clock) -> None:
     assert clock.now < DURATION_S
 
 
-async def test_a_leader_that_cannot_renew_stops_before_another_may_start(clock: Clock) -> None:
+async def test_leader_that_cannot_renew_stops_before_lease_expires(clock: Clock) -> None:
     leases = Leases()
     first = candidate(leases, clock, "a")
     await first.acquire()
@@ -127,7 +127,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_may_start(clock: 
     assert clock.now < DURATION_S
 
 
-async def test_a_lease_that_is_given_up_is_free_at_once(clock: Clock) -> None:
+async def test_released_lease_is_free_at_once(clock: Clock) -> None:
     leases = Leases()
     first, second = candidate(leases, clock, "a"), candidate(leases, clock, "b")
     await first.acquire()
@@ -191,7 +191,7 @@ async def lead(leases: Leases, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("answer_s", [0.0, 1.0, 4.9])
-def test_a_leader_whose_requests_hang_stops_in_time_after_its_last_renewal(answer_s: float) -> None:
+def test_leader_with_hanging_requests_stops_before_lease_expires(answer_s: float) -> None:
     clock = Clock()
     leases = SlowLeases(clock, answer_s=answer_s, hangs_after=2)
     live(clock, lead(leases, clock))
@@ -199,13 +199,13 @@ def test_a_leader_whose_requests_hang_stops_in_time_after_its_last_renewal(answe
     assert clock.now - leases.written_at <= RENEW_S + 0.001
 
 
-def test_an_answer_that_comes_too_late_is_no_renewal() -> None:
+def test_late_answer_does_not_count_as_renewal() -> None:
     clock = Clock()
     live(clock, lead(SlowLeases(clock, answer_s=6.0, hangs_after=99), clock))
     assert clock.now <= RENEW_S + 0.001
 
 
-def test_while_the_api_server_answers_nobody_else_leads() -> None:
+def test_slow_but_answering_api_server_causes_no_change_of_leader() -> None:
     clock = Clock()
     leases = SlowLeases(clock, answer_s=3.0, hangs_after=99)
     led: list[float] = []

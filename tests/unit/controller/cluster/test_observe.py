@@ -60,19 +60,19 @@ class Stage:
         self.seen = replace(self.seen, learner={**(self.seen.learner or {}), **fields})
 
 
-async def test_the_newest_event_reports_why_a_job_has_had_no_pod_for_a_minute() -> None:
+async def test_newest_event_explains_learner_job_without_pod() -> None:
     stage = Stage(event("an older sentence"), event(QUOTA, after_s=30), event("before", after_s=2))
     assert await stage.refusal() == QUOTA
     assert stage.api.asked == [("team-a", "u", "FailedCreate")]
 
 
-async def test_an_event_that_was_counted_up_is_as_new_as_its_last_time() -> None:
+async def test_repeated_event_is_dated_by_its_last_occurrence() -> None:
     series = {"lastObservedTime": timestamp(b.NOW + timedelta(seconds=50)).replace("Z", ".000001Z")}
     again = event(QUOTA, series=series, lastTimestamp=None, eventTime=None)
     assert await Stage(again, event("older", after_s=40)).refusal() == QUOTA
 
 
-async def test_events_are_asked_for_every_five_minutes_and_not_before_a_minute() -> None:
+async def test_events_are_requested_after_first_minute_then_every_five() -> None:
     stage = Stage(event(QUOTA))
     stage.after_s = UNMADE_S - 1
     assert await stage.refusal() is None
@@ -87,7 +87,7 @@ async def test_events_are_asked_for_every_five_minutes_and_not_before_a_minute()
 
 
 @pytest.mark.parametrize("state", ["a pod", "suspended", "goes", "ended", "none"])
-async def test_nothing_is_asked_where_no_pod_is_missing(state: str) -> None:
+async def test_events_are_not_requested_when_no_pod_is_missing(state: str) -> None:
     stage = Stage(event(QUOTA))
     metadata: Any = (stage.seen.learner or {})["metadata"]
     if state == "a pod":
@@ -104,7 +104,7 @@ async def test_nothing_is_asked_where_no_pod_is_missing(state: str) -> None:
     assert stage.api.asked == []
 
 
-async def test_what_refused_a_pod_that_was_made_since_is_no_reason() -> None:
+async def test_event_older_than_last_pod_is_ignored() -> None:
     """A node that went took the learner's pod: what kept it waiting for an hour at first has long been mended."""
     stage = Stage(event(QUOTA))
     gone = timestamp(b.NOW + timedelta(seconds=3600))
@@ -119,7 +119,7 @@ def refused_with(status: int) -> ApiRefused:
 
 
 @pytest.mark.parametrize("fails", [refused_with(403), refused_with(500), aiohttp.ClientError("cut"), TimeoutError()])
-async def test_where_events_cannot_be_read_nothing_is_reported_and_nothing_fails(fails: Exception) -> None:
+async def test_unreadable_events_are_ignored_and_not_retried_at_once(fails: Exception) -> None:
     stage = Stage(event(QUOTA))
     stage.api.fails = fails
     for _ in range(2):
@@ -127,7 +127,7 @@ async def test_where_events_cannot_be_read_nothing_is_reported_and_nothing_fails
     assert len(stage.api.asked) == 1, "a failure is no reason to ask more often"
 
 
-async def test_a_job_that_is_gone_is_not_remembered() -> None:
+async def test_refusal_of_deleted_job_is_forgotten() -> None:
     stage = Stage(event(QUOTA))
     await stage.refusal()
     stage.refused.forget(n.KEY)
@@ -162,7 +162,7 @@ def body(**data: str) -> Any:
 
 
 @pytest.mark.parametrize("there", [{}, {"x": body()}], ids=["absent", "there"])
-async def test_an_object_is_read_again_after_two_minutes_only(there: dict[str, Any]) -> None:
+async def test_cached_object_is_read_again_after_two_minutes(there: dict[str, Any]) -> None:
     api, clock = Objects(**there), Clock()
     named = ReadCache(api, clock)
     for _ in range(3):
@@ -173,7 +173,7 @@ async def test_an_object_is_read_again_after_two_minutes_only(there: dict[str, A
     assert api.asked == 2
 
 
-async def test_an_object_is_read_again_after_the_clock_was_set_back() -> None:
+async def test_cached_object_is_read_again_when_clock_is_set_back() -> None:
     """Else it counted for as long as the clock was wrong."""
     api, clock = Objects(x=body()), Clock()
     named = ReadCache(api, clock)
@@ -183,7 +183,7 @@ async def test_an_object_is_read_again_after_the_clock_was_set_back() -> None:
     assert api.asked == 2
 
 
-async def test_what_was_written_is_known_without_a_request_and_what_is_forgotten_is_read() -> None:
+async def test_written_object_is_cached_and_forgotten_one_is_read_again() -> None:
     api = Objects(x=body(of="the API server"))
     named = ReadCache(api, Clock())
     named.put("ConfigMap", "team-a", "x", body(of="a write"))
@@ -195,7 +195,7 @@ async def test_what_was_written_is_known_without_a_request_and_what_is_forgotten
     assert (again["data"], api.asked) == ({"of": "the API server"}, 1)
 
 
-async def test_objects_of_one_name_in_two_namespaces_are_two() -> None:
+async def test_objects_of_same_name_in_two_namespaces_are_cached_separately() -> None:
     api = Objects(x=body())
     named = ReadCache(api, Clock())
     await named.get("Secret", "team-a", "x")

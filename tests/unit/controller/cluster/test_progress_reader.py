@@ -63,7 +63,7 @@ async def reader() -> AsyncIterator[ProgressReader]:
         yield made
 
 
-async def test_a_running_learner_answers(reader: ProgressReader) -> None:
+async def test_progress_of_running_learner_is_read(reader: ProgressReader) -> None:
     report = await reader.read(POD, SECRET)
     assert report is not None
     assert report.step == 7
@@ -77,7 +77,7 @@ async def test_a_running_learner_answers(reader: ProgressReader) -> None:
     ],
     ids=["refused", "nobody there"],
 )
-async def test_why_a_learner_gives_no_report_is_said(reader: ProgressReader, pod: Any, secret: Any, why: str) -> None:
+async def test_reason_for_missing_report_is_given(reader: ProgressReader, pod: Any, secret: Any, why: str) -> None:
     with pytest.raises(Unreachable, match=why):
         await reader.read(pod, secret)
 
@@ -103,7 +103,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("body", "headers"), HOSTILE.values(), ids=HOSTILE.keys())
-async def test_a_hostile_answer_is_no_report(body: bytes, headers: dict[str, str]) -> None:
+async def test_hostile_answer_is_rejected(body: bytes, headers: dict[str, str]) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body, headers=headers)
 
@@ -112,7 +112,7 @@ async def test_a_hostile_answer_is_no_report(body: bytes, headers: dict[str, str
             await reader.read(POD, SECRET)
 
 
-async def test_no_redirect_is_followed() -> None:
+async def test_redirect_is_not_followed() -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -127,7 +127,7 @@ async def test_no_redirect_is_followed() -> None:
     assert asked == ["/progress"]
 
 
-async def test_an_answer_without_end_is_left_at_its_bound() -> None:
+async def test_endless_answer_is_cut_off_at_size_limit() -> None:
     sent = 0
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -148,7 +148,7 @@ async def test_an_answer_without_end_is_left_at_its_bound() -> None:
 
 @pytest.mark.parametrize("drips", [False, True], ids=["silent", "dripping"])
 @pytest.mark.parametrize("after", ["nothing", "the head"])
-async def test_a_slow_learner_is_left_at_the_limit(monkeypatch: pytest.MonkeyPatch, after: str, drips: bool) -> None:
+async def test_slow_learner_is_cut_off_at_timeout(monkeypatch: pytest.MonkeyPatch, after: str, drips: bool) -> None:
     """On a socket of its own: it sends a byte again and again, or none, and never ends by itself."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" if after == "the head" else b""
     left = asyncio.Event()
@@ -174,7 +174,7 @@ async def test_a_slow_learner_is_left_at_the_limit(monkeypatch: pytest.MonkeyPat
     listening.close()
 
 
-async def test_the_limit_is_shorter_than_the_usual_time_between_two_questions(reader: ProgressReader) -> None:
+async def test_read_timeout_is_shorter_than_poll_interval(reader: ProgressReader) -> None:
     polls = ProgressPolls(reader, lambda key: None, interval_s=Settings().progress_s)
     assert 0 < (progress._TIMEOUT.total or 0) < polls._fresh_s
 
@@ -190,7 +190,7 @@ def as_secret(content: dict[str, str]) -> dict[str, Any]:
     return {"metadata": {"name": "job-3v1-token", "namespace": "team-a"}, "data": data}
 
 
-async def test_a_learner_with_a_certificate_is_asked_over_tls(held: dict[str, str], tmp_path: Path) -> None:
+async def test_learner_with_certificate_is_read_over_tls(held: dict[str, str], tmp_path: Path) -> None:
     async def answer(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {held['token']}"
         return web.Response(body=REPORT)
@@ -209,7 +209,9 @@ async def test_a_learner_with_a_certificate_is_asked_over_tls(held: dict[str, st
         ("somebody without a certificate", "SSL"),
     ],
 )
-async def test_nobody_else_is_shown_the_token(held: dict[str, str], tmp_path: Path, who: str, why: str) -> None:
+async def test_token_is_sent_only_to_learner_with_certificate_of_its_job(
+    held: dict[str, str], tmp_path: Path, who: str, why: str
+) -> None:
     asked: list[str] = []
 
     async def answer(request: web.Request) -> web.Response:
@@ -279,14 +281,14 @@ async def stage() -> AsyncIterator[Stage]:
     await made.polls.close()
 
 
-async def test_the_first_report_comes_with_the_next_pass_which_it_asks_for(stage: Stage) -> None:
+async def test_first_report_requests_pass_that_reads_it(stage: Stage) -> None:
     assert await stage.pass_() is None
     assert stage.reported == 1
     assert await stage.pass_() == {"step": 1}
     assert (stage.learner.asked, stage.reported) == (1, 1), "a fresh report is not asked for again"
 
 
-async def test_an_old_report_is_requested_again_and_only_news_ask_for_a_pass(stage: Stage) -> None:
+async def test_old_report_is_refreshed_and_only_changed_report_requests_pass(stage: Stage) -> None:
     await stage.pass_()
     stage.now = 10.0
     assert await stage.pass_() == {"step": 1}
@@ -297,7 +299,7 @@ async def test_an_old_report_is_requested_again_and_only_news_ask_for_a_pass(sta
     assert await stage.pass_() == {"step": 2}
 
 
-async def test_a_learner_that_does_not_answer_keeps_no_pass_waiting(stage: Stage) -> None:
+async def test_hanging_learner_does_not_block_passes(stage: Stage) -> None:
     stage.learner.hangs = True
     for _ in range(3):
         assert await stage.pass_() is None
@@ -305,7 +307,7 @@ async def test_a_learner_that_does_not_answer_keeps_no_pass_waiting(stage: Stage
     assert stage.learner.asked == 1
 
 
-async def test_the_report_of_an_earlier_pod_does_not_count(stage: Stage) -> None:
+async def test_report_of_earlier_pod_is_ignored(stage: Stage) -> None:
     await stage.pass_()
     other = copy.deepcopy(stage.pod)
     other["metadata"]["uid"] = "another"
@@ -313,7 +315,7 @@ async def test_the_report_of_an_earlier_pod_does_not_count(stage: Stage) -> None
     assert await stage.pass_(other) == {"step": 1}
 
 
-async def test_a_report_that_cannot_be_read_is_none_and_the_next_one_is_asked_for(stage: Stage) -> None:
+async def test_failed_read_yields_no_report_and_is_retried(stage: Stage) -> None:
     stage.learner.report = KeyError("token")
     assert await stage.pass_() is None
     stage.now, stage.learner.report = 10.0, {"step": 3}
@@ -322,9 +324,7 @@ async def test_a_report_that_cannot_be_read_is_none_and_the_next_one_is_asked_fo
 
 
 @pytest.mark.parametrize(("answered", "limit"), [(True, 3), (False, 30)], ids=["trains", "starts"])
-async def test_a_learner_that_is_silent_for_long_is_unreachable_until_it_answers(
-    stage: Stage, answered: bool, limit: int
-) -> None:
+async def test_long_silent_learner_is_unreachable_until_it_answers(stage: Stage, answered: bool, limit: int) -> None:
     if answered:
         await stage.pass_()
     stage.learner.report = Unreachable("CERTIFICATE_VERIFY_FAILED")
@@ -341,7 +341,7 @@ async def test_a_learner_that_is_silent_for_long_is_unreachable_until_it_answers
     assert stage.polls.unreachable(n.KEY) is None
 
 
-async def test_a_learner_whose_process_has_ended_in_its_pod_is_unreachable_at_once(stage: Stage) -> None:
+async def test_learner_refusing_connections_after_reporting_is_unreachable_at_once(stage: Stage) -> None:
     """It is started again there. For half a minute the status said that it trained."""
     stage.learner.report = b.report(step=4)
     await stage.pass_()
@@ -354,7 +354,7 @@ async def test_a_learner_whose_process_has_ended_in_its_pod_is_unreachable_at_on
 
 
 @pytest.mark.parametrize("last", [b.report(step=10), b.report(phase="done"), b.report(phase="failed")])
-async def test_a_learner_that_has_just_ended_is_not_missed_before_its_container_ends(stage: Stage, last: Any) -> None:
+async def test_finished_learner_refusing_connections_is_not_unreachable(stage: Stage, last: Any) -> None:
     stage.learner.report = last
     await stage.pass_()
     stage.now, stage.learner.report = 10.0, Unreachable("connection refused", unheard=True)
@@ -362,13 +362,13 @@ async def test_a_learner_that_has_just_ended_is_not_missed_before_its_container_
     assert stage.polls.unreachable(n.KEY) is None
 
 
-async def test_a_learner_that_does_not_listen_yet_has_time_to_start(stage: Stage) -> None:
+async def test_learner_not_yet_listening_is_not_unreachable(stage: Stage) -> None:
     stage.learner.report = Unreachable("connection refused", unheard=True)
     await stage.pass_()
     assert stage.polls.unreachable(n.KEY) is None
 
 
-async def test_a_new_pod_is_not_unreachable_because_the_one_before_was(stage: Stage) -> None:
+async def test_new_pod_is_not_unreachable_because_of_earlier_pod(stage: Stage) -> None:
     await stage.pass_()
     stage.learner.report = Unreachable("timed out")
     for _ in range(3):
@@ -382,7 +382,7 @@ async def test_a_new_pod_is_not_unreachable_because_the_one_before_was(stage: St
     assert stage.polls.unreachable(n.KEY) is None
 
 
-async def test_the_first_report_beside_new_servers_is_what_their_pushes_are_compared_with(stage: Stage) -> None:
+async def test_first_report_after_servers_changed_becomes_baseline(stage: Stage) -> None:
     """A report of before says nothing of which process a later one is about."""
     await stage.pass_()
     assert stage.polls.baseline(n.KEY, SERVERS) == {"step": 1}
@@ -395,7 +395,7 @@ async def test_the_first_report_beside_new_servers_is_what_their_pushes_are_comp
     assert stage.polls.baseline(n.KEY, RESTARTED) == {"step": 2}, "what came later is news since"
 
 
-async def test_an_answer_that_was_asked_for_before_servers_were_replaced_is_no_baseline(stage: Stage) -> None:
+async def test_answer_requested_before_servers_changed_is_not_baseline(stage: Stage) -> None:
     stage.learner.hangs = True
     await stage.pass_()
     stage.learner.hangs = False
@@ -405,7 +405,7 @@ async def test_an_answer_that_was_asked_for_before_servers_were_replaced_is_no_b
     assert stage.polls.baseline(n.KEY, SERVERS) is None
 
 
-async def test_a_learner_that_does_not_answer_once_keeps_its_baseline(stage: Stage) -> None:
+async def test_unanswered_poll_keeps_baseline(stage: Stage) -> None:
     await stage.pass_()
     for report in (Unreachable("timed out"), {"step": 5}):
         stage.now, stage.learner.report = stage.now + 10.0, report
@@ -413,7 +413,7 @@ async def test_a_learner_that_does_not_answer_once_keeps_its_baseline(stage: Sta
     assert stage.polls.baseline(n.KEY, SERVERS) == {"step": 1}
 
 
-async def test_whether_anybody_listens_is_known(reader: ProgressReader) -> None:
+async def test_refused_connection_is_distinguished_from_error_answer(reader: ProgressReader) -> None:
     nobody = {**POD, "status": {**POD["status"], "podIP": "127.0.0.2"}}
     with pytest.raises(Unreachable) as refused:
         await reader.read(nobody, SECRET)
@@ -424,7 +424,7 @@ async def test_whether_anybody_listens_is_known(reader: ProgressReader) -> None:
     assert not answered.value.unheard
 
 
-async def test_the_age_of_a_report_counts_from_the_last_answer_of_this_learner(stage: Stage) -> None:
+async def test_report_age_counts_from_last_answer_of_current_learner(stage: Stage) -> None:
     assert stage.polls.report_age_s(n.KEY) is None
     await stage.pass_()
     stage.now, stage.learner.report = 10.0, Unreachable("no route to host")
@@ -438,7 +438,7 @@ async def test_the_age_of_a_report_counts_from_the_last_answer_of_this_learner(s
     assert stage.polls.report_age_s(n.KEY) is None
 
 
-async def test_only_so_many_learners_are_asked_at_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_reads_are_limited(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     stage.learner.hangs = True
     for index in range(progress._AT_ONCE + 5):
         stage.polls.latest(Key("team-a", f"job-{index}"), stage.pod, SECRET, SERVERS)

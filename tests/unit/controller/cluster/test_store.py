@@ -26,13 +26,13 @@ def version(store: Store, kind: str, name: str) -> str | None:
     return found["metadata"]["resourceVersion"] if found else None
 
 
-def test_the_job_of_a_child_is_the_one_that_its_annotation_names() -> None:
+def test_job_of_child_is_named_by_annotation() -> None:
     assert key_of("Pod", seen("Pod", "p", 1)) == KEY
     assert key_of(names.KIND, seen(names.KIND, "job-3v1", 1)) == KEY
     assert key_of("Pod", seen("Pod", "p", 1, owner=None)) is None
 
 
-def test_an_older_state_never_replaces_a_newer_one() -> None:
+def test_older_state_never_replaces_newer_one() -> None:
     store = Store()
     store.put("Job", seen("Job", "j", 9))
     store.put("Job", seen("Job", "j", 10))
@@ -40,7 +40,7 @@ def test_an_older_state_never_replaces_a_newer_one() -> None:
     assert version(store, "Job", "j") == "10"
 
 
-def test_the_end_of_an_object_does_not_take_its_successor_away() -> None:
+def test_deletion_of_old_object_keeps_its_successor() -> None:
     store = Store()
     store.put("Job", seen("Job", "j", 10, uid="new"))
     store.remove("Job", seen("Job", "j", 9, uid="old"))
@@ -49,14 +49,14 @@ def test_the_end_of_an_object_does_not_take_its_successor_away() -> None:
     assert version(store, "Job", "j") is None
 
 
-def test_objects_of_other_jobs_are_not_seen() -> None:
+def test_objects_of_other_jobs_are_not_returned() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "mine", 1))
     store.put("Pod", seen("Pod", "theirs", 2, owner="another"))
     assert [pod["metadata"]["name"] for pod in store.all("Pod", KEY)] == ["mine"]
 
 
-def test_the_bookkeeping_of_field_managers_is_not_kept() -> None:
+def test_managed_fields_are_not_stored() -> None:
     store = Store()
     body = seen("Pod", "p", 1)
     body["metadata"]["managedFields"] = [{"manager": "x"}]
@@ -65,13 +65,13 @@ def test_the_bookkeeping_of_field_managers_is_not_kept() -> None:
     assert "managedFields" not in kept["metadata"]
 
 
-def test_of_a_pods_spec_only_what_a_pass_looks_at_is_kept() -> None:
+def test_only_needed_fields_of_pod_spec_are_stored() -> None:
     store = Store()
     store.put("Pod", {**seen("Pod", "p", 1), "spec": {"nodeName": "node-a", "containers": [{"name": "server-0"}]}})
     assert [item["spec"] for item in store.all("Pod", KEY)] == [{"nodeName": "node-a"}]
 
 
-def test_a_list_shows_what_the_watch_has_not_delivered() -> None:
+def test_list_reveals_objects_watch_has_not_delivered() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "same", 1, uid="a"))
     store.put("Pod", seen("Pod", "older", 2, uid="b"))
@@ -79,7 +79,7 @@ def test_a_list_shows_what_the_watch_has_not_delivered() -> None:
     assert [store.knows("Pod", body) for body in listed] == [True, False, False]
 
 
-def test_a_list_shows_what_vanished_but_not_what_came_after_it() -> None:
+def test_list_reveals_deleted_objects_but_not_later_ones() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "gone", 3, uid="a"))
     store.put("Pod", seen("Pod", "younger-than-the-list", 30, uid="b"))
@@ -108,27 +108,27 @@ def deep_recursion():
         '{"a": 1, "a": 2}',
     ],
 )
-def test_a_text_reads_as_the_standard_library_reads_it(text):
+def test_json_is_parsed_like_standard_library(text):
     assert store.read(text) == store.read(text.encode()) == json.loads(text)
 
 
 @pytest.mark.usefixtures("deep_recursion")
-def test_an_object_of_any_depth_is_read_and_written():
+def test_deeply_nested_object_is_read_and_written():
     text = '{"a":' * DEEP + "1" + "}" * DEEP
     assert store.write(store.read(text)).decode() == text
 
 
 @pytest.mark.parametrize("made", [{"a": [1, "é", None, {"b": 0.1}]}, {"half": "\ud800"}, {"large": 2**70}])
-def test_what_is_written_reads_as_it_was(made):
+def test_written_json_reads_back_unchanged(made):
     assert json.loads(store.write(made)) == made
 
 
-def test_what_is_no_json_is_a_value_error():
+def test_invalid_json_raises_value_error():
     with pytest.raises(ValueError, match="Expecting value"):
         store.read("<html>")
 
 
-def test_a_pod_whose_annotation_somebody_takes_belongs_to_its_job_all_the_same() -> None:
+def test_pod_without_its_annotation_still_belongs_to_its_job() -> None:
     """Its changes were lost, and so was its end: the status went on with what it had last been."""
     store = Store()
     store.put("Pod", seen("Pod", "p", 1))
@@ -141,14 +141,14 @@ def test_a_pod_whose_annotation_somebody_takes_belongs_to_its_job_all_the_same()
     assert store.key("Pod", seen("Pod", "p", 3, owner=None)) is None
 
 
-def test_an_object_of_nobody_is_known_and_not_kept() -> None:
+def test_unowned_object_is_known_but_not_stored() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "p", 1, owner=None))
     assert store.knows("Pod", seen("Pod", "p", 1, owner=None))
     assert version(store, "Pod", "p") is None
 
 
-def test_a_pod_whose_annotation_names_another_job_is_not_of_both() -> None:
+def test_pod_annotated_for_another_job_moves_to_it() -> None:
     store = Store()
     store.put("Pod", seen("Pod", "p", 1))
     store.put("Pod", seen("Pod", "p", 2, owner="another"))

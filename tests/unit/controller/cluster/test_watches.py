@@ -76,7 +76,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watches, "_RETRY_S", 0.0)
 
 
-async def test_whoever_asks_for_the_lease_has_tried_each_list_that_a_leader_makes_once() -> None:
+async def test_each_list_of_leader_is_tried_once_before_election() -> None:
     server: Any = Server()
     store, account = Store(), n.capacity()
     feeds = [of_store(store, [], namespace=space) for space in ("a", "b")]
@@ -84,7 +84,7 @@ async def test_whoever_asks_for_the_lease_has_tried_each_list_that_a_leader_make
     assert server.asked == [("Pod", "a"), ("Pod", "b"), ("Pod", None)]
 
 
-async def test_lists_take_in_only_what_is_new_and_what_is_gone() -> None:
+async def test_lists_apply_only_new_and_deleted_objects() -> None:
     server: Any = Server(Pod=[seen("Pod", "same", 5), seen("Pod", "newer", 7)])
     store, reported = Store(), list[str]()
     for body in (seen("Pod", "same", 5), seen("Pod", "newer", 6), seen("Pod", "gone", 4, uid="of-gone")):
@@ -94,7 +94,7 @@ async def test_lists_take_in_only_what_is_new_and_what_is_gone() -> None:
     assert [version(store, "Pod", name) for name in ("same", "newer", "gone")] == ["5", "7", None]
 
 
-async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
+async def test_listed_and_watched_pods_are_counted() -> None:
     account = n.capacity(n.node(gpus=8))
     first, second = n.foreign(gpus=1), n.foreign(gpus=2)
     gone = {**first, "metadata": {**first["metadata"], "resourceVersion": "101"}}
@@ -104,7 +104,7 @@ async def test_what_exists_and_what_comes_and_goes_is_counted() -> None:
 
 
 @pytest.mark.parametrize("script", [[aiohttp.ClientError("gone")], []], ids=["breaks", "ends"])
-async def test_a_watch_that_breaks_or_ends_begins_again_with_a_list(script: list[Any]) -> None:
+async def test_broken_or_ended_watch_restarts_with_list(script: list[Any]) -> None:
     account = n.capacity(n.node(gpus=8))
     server = Server(script, [])
     feed = of_nodes(account)
@@ -119,7 +119,7 @@ def cast_server(server: Server) -> Any:
     return server
 
 
-async def test_what_kopf_watches_is_only_listed() -> None:
+async def test_objects_watched_by_kopf_are_only_listed() -> None:
     server: Any = Server(Pod=[seen("Pod", "missed", 7)])
     store, reported = Store(), list[str]()
     feed = of_store(store, reported, by_kopf=True, pause_s=0.001)
@@ -130,7 +130,7 @@ async def test_what_kopf_watches_is_only_listed() -> None:
     assert (reported, server.asked) == (["missed"], [])
 
 
-async def test_a_watch_that_breaks_has_listed_at_once_what_kopf_watches() -> None:
+async def test_broken_watch_triggers_list_of_objects_watched_by_kopf() -> None:
     """Kopf's watch broke as well. A job that was deleted meanwhile is in no list of kopf's, nor in its watch."""
     server: Any = Server([aiohttp.ClientError("gone")], [], Pod=[seen("Pod", "missed", 7)])
     store, reported = Store(), list[str]()
@@ -144,7 +144,7 @@ async def test_a_watch_that_breaks_has_listed_at_once_what_kopf_watches() -> Non
     assert reported == ["missed"]
 
 
-async def test_lists_that_are_refused_for_ten_minutes_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lists_failing_for_ten_minutes_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(watches.time, "monotonic", lambda: now)
     watcher = Watches(cast_server(Server()), [of_nodes(n.capacity(), listed_at=now)])
@@ -155,7 +155,7 @@ async def test_lists_that_are_refused_for_ten_minutes_are_a_problem(monkeypatch:
     assert watcher.problem() == "no whole list of all pods for 601 s"
 
 
-async def test_a_list_that_is_older_than_the_last_one_comes_from_a_backup() -> None:
+async def test_list_older_than_last_one_means_restored_backup() -> None:
     """etcd was restored: everything that is known is of a world that never was."""
     server: Any = Server(Pod=[seen("Pod", "p", 5)])
     watcher = Watches(server, [of_store(Store(), [])])
@@ -166,7 +166,7 @@ async def test_a_list_that_is_older_than_the_last_one_comes_from_a_backup() -> N
 
 
 @pytest.mark.parametrize("uid", ["1", "of-the-one-before"])
-async def test_an_object_that_is_older_than_a_new_list_of_it_comes_from_a_backup(uid: str) -> None:
+async def test_object_older_in_new_list_means_restored_backup(uid: str) -> None:
     """Versions were raised as etcd was restored, so that no list seems older."""
     server: Any = Server(Pod=[seen("Pod", "p", 5, uid=uid)])
     store = Store()
@@ -175,7 +175,7 @@ async def test_an_object_that_is_older_than_a_new_list_of_it_comes_from_a_backup
         await Watches(server, [of_store(store, [])]).fill()
 
 
-async def test_what_changed_while_a_list_was_made_is_no_backup() -> None:
+async def test_change_during_list_does_not_mean_restored_backup() -> None:
     server: Any = Server(Pod=[seen("Pod", "p", 5)])
     store, reported = Store(), list[str]()
     store.put("Pod", seen("Pod", "p", 101))
@@ -183,7 +183,7 @@ async def test_what_changed_while_a_list_was_made_is_no_backup() -> None:
     assert (version(store, "Pod", "p"), reported) == ("101", [])
 
 
-async def test_a_restored_api_server_ends_the_watches() -> None:
+async def test_restored_api_server_ends_watches() -> None:
     """The watch from a version of the future is refused, and the list that follows shows why."""
     server: Any = Server([aiohttp.ClientError("too large resource version")], Pod=[seen("Pod", "p", 5)])
     watcher = Watches(server, [of_store(Store(), [])])
@@ -194,7 +194,7 @@ async def test_a_restored_api_server_ends_the_watches() -> None:
     assert raised.group_contains(WentBack)
 
 
-async def test_api_server_that_is_restored_while_it_is_away_ends_the_watches() -> None:
+async def test_api_server_restored_during_outage_ends_watches() -> None:
     """No watch begins before a list has succeeded: one from a version of the future would be silent for minutes."""
 
     class Away(Server):
@@ -217,7 +217,7 @@ async def test_api_server_that_is_restored_while_it_is_away_ends_the_watches() -
     assert server.asked == ["100"], "the watch that broke"
 
 
-async def test_list_that_is_older_than_a_change_that_a_watch_told_comes_from_a_backup() -> None:
+async def test_list_older_than_watch_event_means_restored_backup() -> None:
     event = {"type": "ADDED", "object": seen("Pod", "q", 150, uid="2")}
     server: Any = Server([event, aiohttp.ClientError("it is restored")])
     watcher = Watches(server, [of_store(Store(), [])])

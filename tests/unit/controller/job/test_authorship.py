@@ -84,7 +84,7 @@ def job(where: str, who: Callable[[Any, Any], Any], *, written: bool = False, **
 
 @pytest.mark.parametrize("where", FILLED)
 @pytest.mark.parametrize("who", TOLD)
-def test_a_key_that_no_author_wrote_is_ignored_with_a_condition(where: str, who: Callable[[Any, Any], Any]) -> None:
+def test_key_without_author_is_ignored_with_condition(where: str, who: Callable[[Any, Any], Any]) -> None:
     raw = job(where, who)
     before = copy.deepcopy(raw)
     made = b.planned(raw)
@@ -96,14 +96,14 @@ def test_a_key_that_no_author_wrote_is_ignored_with_a_condition(where: str, who:
 
 @pytest.mark.parametrize("where", FILLED)
 @pytest.mark.parametrize("who", [by_client_side_apply, by_server_side_apply])
-def test_a_key_that_an_author_wrote_is_refused(where: str, who: Callable[[Any, Any], Any]) -> None:
+def test_key_written_by_author_is_refused(where: str, who: Callable[[Any, Any], Any]) -> None:
     made = b.planned(job(where, who, written=True))
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
     assert b.message(made, reasons.ACCEPTED).startswith(f"{FILLED[where][0]}: ")
 
 
 @pytest.mark.parametrize("where", FILLED)
-def test_an_edit_by_hand_makes_a_key_an_author_s(where: str) -> None:
+def test_manual_edit_makes_author_responsible_for_key(where: str) -> None:
     raw = job(where, by_client_side_apply)
     raw["metadata"]["managedFields"].append(managed("kubectl-edit", "Update", raw["spec"]))
     assert b.condition(b.planned(raw), reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
@@ -114,12 +114,12 @@ def test_an_edit_by_hand_makes_a_key_an_author_s(where: str) -> None:
     [{}, {"managedFields": []}, {"annotations": {LAST_APPLIED: "no JSON"}, "managedFields": []}],
     ids=["a file", "no managers", "a broken annotation"],
 )
-def test_where_nothing_tells_who_wrote_a_key_a_file_wrote_it(metadata: Any) -> None:
+def test_key_without_ownership_information_counts_as_written_by_author(metadata: Any) -> None:
     raw = job("in a section", lambda *_: metadata)
     assert without_filled_in(raw) == (raw, ())
 
 
-def test_keys_beside_one_that_is_ignored_are_refused_as_ever() -> None:
+def test_misspelled_key_beside_ignored_key_is_still_refused() -> None:
     raw = job("in a section", by_server_side_apply)
     raw["spec"]["lerner"] = {}
     raw["metadata"]["managedFields"].append(managed("kubectl-patch", "Update", {"lerner": {}}))
@@ -129,7 +129,7 @@ def test_keys_beside_one_that_is_ignored_are_refused_as_ever() -> None:
 
 
 @pytest.mark.parametrize("where", FILLED)
-def test_a_job_with_an_ignored_key_runs_is_suspended_resumed_and_ended(where: str) -> None:
+def test_job_with_ignored_key_runs_suspends_resumes_and_ends(where: str) -> None:
     raw = job(where, by_client_side_apply)
     first = b.planned(raw)
     observed = b.started(raw)
@@ -146,7 +146,7 @@ def test_a_job_with_an_ignored_key_runs_is_suspended_resumed_and_ended(where: st
     assert b.condition(late, reasons.FAILED) == ("True", reasons.DEADLINE_EXCEEDED)
 
 
-def test_a_version_that_comes_to_know_the_key_restarts_no_pod() -> None:
+def test_ignored_key_that_becomes_known_restarts_no_pod() -> None:
     """What was written is the same for both."""
     raw = job("in a section", by_server_side_apply)
     known = {**raw, "spec": {**raw["spec"], "rollout": b.job()["spec"]["rollout"]}}

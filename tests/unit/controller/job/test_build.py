@@ -25,7 +25,7 @@ def hash_before(raw: b.Object) -> str:
     return parse({**raw, "status": status}, b.SETTINGS).spec_hash
 
 
-def test_a_bound_that_is_younger_than_a_job_holds_for_new_jobs_only() -> None:
+def test_new_size_limits_do_not_apply_to_jobs_accepted_earlier() -> None:
     """Else nobody ended it: neither its deadlines nor its learner's end would be looked at."""
     raw = older_than_the_bounds()
     with pytest.raises(ConfigError):
@@ -35,7 +35,7 @@ def test_a_bound_that_is_younger_than_a_job_holds_for_new_jobs_only() -> None:
     assert parse(ended, b.SETTINGS).job.spec.suspend
 
 
-def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_then_on() -> None:
+def test_edit_of_accepted_job_must_meet_size_limits() -> None:
     """Also where nothing looks at an edit before the controller does."""
     asked = {"rollout": {"servers": 3, "template": {"metadata": {"annotations": {"note": "x" * 2 * LARGEST}}}}}
     raw = b.job(suspend=True)
@@ -45,14 +45,14 @@ def test_a_job_that_was_accepted_is_held_to_the_bounds_in_what_it_asks_for_from_
     assert b.condition(b.planned(resumed), reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
 
 
-def test_what_stands_beside_a_spec_makes_a_job_large_and_what_others_write_does_not() -> None:
+def test_unknown_top_level_data_counts_for_size_limit_but_status_and_annotations_do_not() -> None:
     raw, much = b.job(), {"much": "x" * LARGEST}
     assert is_large({**raw, "junk": much})
     assert not is_large({**raw, "status": much, "metadata": {**raw["metadata"], "annotations": much}})
 
 
 @pytest.mark.parametrize("own", ["registry.example/learner:2", None])
-def test_the_first_container_of_the_learner_has_its_image(own: str | None) -> None:
+def test_learner_init_container_uses_learner_image(own: str | None) -> None:
     """So a wrong one shows while the servers load, and not minutes later."""
     patch = {"image": own, "imagePullPolicy": "Always"} if own else {}
     template = {"spec": {"containers": [{"name": "learner", **patch}]}}
@@ -64,7 +64,7 @@ def test_the_first_container_of_the_learner_has_its_image(own: str | None) -> No
     assert first["imagePullPolicy"] == learner["imagePullPolicy"]
 
 
-def test_an_image_that_a_template_gives_the_first_container_stays() -> None:
+def test_template_image_for_init_container_is_kept() -> None:
     template = {
         "spec": {
             "containers": [{"name": "learner", "image": "registry.example/learner:2"}],

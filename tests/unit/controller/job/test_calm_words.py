@@ -59,7 +59,7 @@ def warnings(before: b.Object, made: Plan) -> list[str]:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("how", STOPPED)
-def test_a_pod_that_was_stopped_has_not_crashed(role: str, how: str) -> None:
+def test_stopped_pod_is_not_reported_as_crashed(role: str, how: str) -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.started(b.job())))
     others = [of_role(one) for one in ROLES if one != role]
     made = b.planned(raw, b.started(raw, pods=(*others, STOPPED[how](of_role(role))), progress=None))
@@ -72,7 +72,7 @@ def test_a_pod_that_was_stopped_has_not_crashed(role: str, how: str) -> None:
     assert "kubectl delete node" not in told
 
 
-def test_why_a_node_ended_a_pod_is_said() -> None:
+def test_reason_for_pod_terminated_by_node_is_reported() -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.started(b.job())))
     gone = failed(b.rollout_pod(True, True, True), reason="Terminated", message=SHUTDOWN)
     made = b.planned(raw, b.started(raw, pods=(gone, b.learner_pod())))
@@ -81,13 +81,13 @@ def test_why_a_node_ended_a_pod_is_said() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 137])
-def test_a_server_that_crashes_by_itself_is_still_a_warning(code: int) -> None:
+def test_crashing_server_still_causes_warning(code: int) -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.started(b.job())))
     down = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "CrashLoopBackOff", last=b.ended(code)))
     assert warnings(raw, b.planned(raw, b.started(raw, pods=(down, b.learner_pod())))) == [reasons.SERVER_CRASHED]
 
 
-def test_a_renewal_warns_of_nothing_from_its_beginning_to_its_end() -> None:
+def test_secret_renewal_causes_no_warning() -> None:
     account = n.capacity(n.node(), n.node("z", 8))
     raw, seen = b.job(), placed(b.job(), account)
     raw = b.with_status(raw, planned(raw, account, seen))
@@ -115,7 +115,7 @@ def elsewhere() -> tuple[b.Object, Any, Observed]:
     return b.job(), account, Observed(pods=(leaving(b.learner_pod()),), secret=b.secret())
 
 
-def test_an_old_learner_that_ends_in_its_time_is_waited_for_calmly() -> None:
+def test_old_learner_ending_in_time_is_waited_for_without_advice_to_delete_node() -> None:
     raw, account, seen = elsewhere()
     made = planned(raw, account, seen)
     assert b.condition(made, reasons.PLACED) == ("False", reasons.OLD_LEARNER_ENDING)
@@ -126,20 +126,20 @@ def test_an_old_learner_that_ends_in_its_time_is_waited_for_calmly() -> None:
     assert "the job waits for it" in message
 
 
-def test_an_old_learner_that_does_not_end_is_told_how_it_could() -> None:
+def test_old_learner_overdue_is_reported_with_command_to_delete_node() -> None:
     raw, account, seen = elsewhere()
     made = planned(raw, account, seen, after_s=600)
     assert f"kubectl delete node {b.NODE}" in b.message(made, reasons.PLACED)
 
 
-def test_an_old_learner_on_a_silent_node_is_told_how_it_could_end() -> None:
+def test_old_learner_on_not_ready_node_is_reported_with_command_to_delete_node() -> None:
     raw, account, seen = elsewhere()
     account.put("Node", n.node(gpus=1, not_ready=True))
     assert f"kubectl delete node {b.NODE}" in b.message(planned(raw, account, seen), reasons.PLACED)
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_drain_is_named_as_soon_as_a_pod_was_told_to_stop(role: str) -> None:
+def test_drain_is_reported_as_soon_as_first_pod_is_told_to_stop(role: str) -> None:
     """It was named half a minute later, when the next pods were refused."""
     account = n.capacity(n.node(), n.node("z"))
     raw, seen = b.job(), placed(b.job(), account)
@@ -154,7 +154,7 @@ def test_a_drain_is_named_as_soon_as_a_pod_was_told_to_stop(role: str) -> None:
     assert "delete node" not in made.status["message"]
 
 
-def test_a_pod_of_a_drained_node_that_is_not_made_yet_does_not_wait_for_its_refusal() -> None:
+def test_missing_or_pending_pod_on_drained_node_moves_job_at_once() -> None:
     account = n.capacity(n.node(), n.node("z"))
     raw, seen = b.job(), placed(b.job(), account)
     raw = b.with_status(raw, planned(raw, account, seen))
@@ -165,14 +165,14 @@ def test_a_pod_of_a_drained_node_that_is_not_made_yet_does_not_wait_for_its_refu
         assert b.condition(made, reasons.PLACED) == ("False", reasons.NODE_DRAINED)
 
 
-def test_a_learner_that_was_told_to_stop_runs_until_it_has_written_its_checkpoint() -> None:
+def test_terminating_learner_counts_as_running_until_it_exits() -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.started(b.job())))
     made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, True, True), leaving(b.learner_pod()))))
     assert b.condition(made, reasons.LEARNER_RUNNING) == ("True", reasons.LEARNER_STARTED)
     assert made.status["phase"] == reasons.RUNNING
 
 
-def test_pods_that_end_give_the_next_ones_all_of_their_time() -> None:
+def test_time_to_end_old_pods_does_not_count_against_new_pods() -> None:
     """A learner may take two minutes to end; its successor's time counts from then."""
     account = n.capacity(n.node())
     raw, seen = b.job(), placed(b.job(), account)

@@ -21,7 +21,7 @@ from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned
 
 
-def test_a_server_that_restarted_is_not_ready_until_the_next_push() -> None:
+def test_restarted_server_is_not_ready_until_next_weight_push() -> None:
     def observed(*, restarts: int = 0, version: int = 4) -> Observed:
         baseline = b.report() if restarts else b.LOADING
         servers = [b.up("server-0"), b.up("server-1", restarts=restarts), b.up("server-2")]
@@ -66,7 +66,7 @@ BY_KIND = pytest.mark.parametrize("child", kinds.CHILDREN, ids=lambda child: chi
 
 
 @BY_KIND
-def test_every_child_is_named_by_its_kind_owned_and_labelled(child: ChildKind) -> None:
+def test_children_have_name_owner_and_labels(child: ChildKind) -> None:
     engine = {"engine": "JobSet"} if child is kinds.JOBSET else {}
     made = in_queue() if child.of_kueue else wanted(child.kind, **engine)
     metadata = made["metadata"]
@@ -79,7 +79,7 @@ def test_every_child_is_named_by_its_kind_owned_and_labelled(child: ChildKind) -
     assert metadata["labels"][names.LABEL_MANAGED_BY] == names.MANAGED_BY
 
 
-def test_one_pod_holds_all_servers_each_with_its_own_gpu_and_port() -> None:
+def test_single_pod_holds_all_servers_each_with_own_gpu_and_port() -> None:
     spec = wanted("Deployment")["spec"]
     assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
     containers = spec["template"]["spec"]["containers"]
@@ -91,7 +91,7 @@ def test_one_pod_holds_all_servers_each_with_its_own_gpu_and_port() -> None:
         assert container["readinessProbe"]["httpGet"]["port"] == 8000 + index
 
 
-def test_a_server_that_is_silent_for_minutes_is_started_again_and_no_sooner() -> None:
+def test_liveness_probe_restarts_server_after_five_silent_minutes() -> None:
     for container in pod_spec("Deployment")["containers"]:
         probe = container["livenessProbe"]
         assert probe["httpGet"] == container["readinessProbe"]["httpGet"]
@@ -101,7 +101,7 @@ def test_a_server_that_is_silent_for_minutes_is_started_again_and_no_sooner() ->
 @pytest.mark.parametrize(
     ("deadline_s", "limit_s", "threshold"), [(60, 3600, 720), (3600, 3600, 720), (7201, 7201, 1441)]
 )
-def test_no_probe_ends_a_server_before_the_start_deadline(deadline_s: int, limit_s: int, threshold: int) -> None:
+def test_startup_probe_lasts_at_least_until_start_deadline(deadline_s: int, limit_s: int, threshold: int) -> None:
     learner = {"gpus": 1, "startDeadlineSeconds": deadline_s}
     assert wanted("Deployment", learner=learner)["spec"]["progressDeadlineSeconds"] == limit_s
     for container in pod_spec("Deployment", learner=learner)["containers"]:
@@ -110,7 +110,7 @@ def test_no_probe_ends_a_server_before_the_start_deadline(deadline_s: int, limit
         assert probe["failureThreshold"] * probe["periodSeconds"] >= deadline_s
 
 
-def test_the_longest_start_deadline_is_one_that_the_api_server_takes() -> None:
+def test_longest_start_deadline_fits_progress_deadline_field() -> None:
     longest = 2**31 - 1
     spec = wanted("Deployment", learner={"gpus": 1, "startDeadlineSeconds": longest})["spec"]
     assert spec["progressDeadlineSeconds"] == longest
@@ -118,11 +118,11 @@ def test_the_longest_start_deadline_is_one_that_the_api_server_takes() -> None:
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 @pytest.mark.parametrize(("resource", "asked"), [("", {}), ("amd.com/gpu", {"limits": {"amd.com/gpu": "1"}})])
-def test_gpus_are_asked_for_by_their_name_and_by_a_cpu_run_not_at_all(kind: str, resource: str, asked: Any) -> None:
+def test_gpu_resource_name_is_requested_and_omitted_for_cpu_run(kind: str, resource: str, asked: Any) -> None:
     assert pod_spec(kind, gpuResource=resource)["containers"][0]["resources"] == asked
 
 
-def test_the_service_has_a_stable_port_for_each_server() -> None:
+def test_service_has_stable_port_per_server() -> None:
     spec = wanted("Service")["spec"]
     assert [port["port"] for port in spec["ports"]] == [8000, 8001, 8002]
 
@@ -135,7 +135,7 @@ def attempt(made: Plan) -> str:
     return str(selected[names.LABEL_ATTEMPT])
 
 
-def test_the_service_selects_only_servers_of_this_attempt_of_this_job() -> None:
+def test_service_selects_only_servers_of_current_attempt() -> None:
     """An earlier attempt may have left servers on a node that does not answer, whose addresses stay."""
     raw = b.job()
     there, elsewhere = (planned(raw, n.capacity(n.node(name))) for name in (b.NODE, "node-b"))
@@ -144,7 +144,7 @@ def test_the_service_selects_only_servers_of_this_attempt_of_this_job() -> None:
     assert attempt(b.planned(raw, b.created(there))) == attempt(there), "what stands keeps its label"
 
 
-def test_the_servers_of_the_last_attempt_end_before_the_next_ones_start_on_their_node() -> None:
+def test_new_servers_wait_for_old_ones_on_same_node_to_end() -> None:
     first = planned(b.job(), n.capacity(n.node()))
     ending = b.rollout_pod(True, True, True)
     ending["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW), "deletionGracePeriodSeconds": 30}
@@ -156,9 +156,7 @@ def test_the_servers_of_the_last_attempt_end_before_the_next_ones_start_on_their
 
 
 @pytest.mark.parametrize(("after_s", "starts"), [(OVERDUE_S - 1, False), (OVERDUE_S, True)])
-def test_servers_that_do_not_end_hold_the_next_ones_up_for_minutes_and_not_for_ever(
-    after_s: float, starts: bool
-) -> None:
+def test_overdue_old_servers_block_new_ones_only_for_limited_time(after_s: float, starts: bool) -> None:
     ending = b.rollout_pod(True, True, True)
     ending["metadata"] |= {"deletionTimestamp": conditions.timestamp(b.NOW), "deletionGracePeriodSeconds": 30}
     ending["metadata"]["labels"][names.LABEL_ATTEMPT] = attempt(planned(b.job(), n.capacity(n.node())))
@@ -166,7 +164,7 @@ def test_servers_that_do_not_end_hold_the_next_ones_up_for_minutes_and_not_for_e
     assert ("Deployment" in b.kinds(made)) is starts
 
 
-def test_servers_that_an_older_controller_labelled_otherwise_stay_behind_their_service() -> None:
+def test_service_keeps_selecting_servers_labelled_by_older_controller() -> None:
     """It wrote their addresses itself, behind a Service that selected nobody."""
     made = planned(b.job(), n.capacity(n.node()))
     deployment, service = b.child(made, "Deployment"), b.child(made, "Service")
@@ -180,13 +178,13 @@ def test_servers_that_an_older_controller_labelled_otherwise_stay_behind_their_s
     assert write.manifest["spec"]["selector"] == {key: labels[key] for key in (names.LABEL_JOB, names.LABEL_ROLE)}
 
 
-def test_the_learner_runs_where_the_servers_run() -> None:
+def test_learner_has_pod_affinity_to_servers() -> None:
     (term,) = pod_spec("Job")["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert term["topologyKey"] == "kubernetes.io/hostname"
     assert term["labelSelector"]["matchLabels"] == wanted("Deployment")["spec"]["selector"]["matchLabels"]
 
 
-def test_a_learner_holds_its_place_while_it_waits_and_is_started_again_in_its_own_pod() -> None:
+def test_learner_waits_in_init_container_and_restarts_inside_its_pod() -> None:
     spec = pod_spec("Job", learner={"gpus": 1, "backoffLimit": 2, "resources": {"requests": {"cpu": "8"}}})
     (first,), (learner,) = spec["initContainers"], spec["containers"]
     assert (first["name"], first["command"][:2]) == (names.WAIT_CONTAINER, ["stage2", "wait"])
@@ -197,7 +195,7 @@ def test_a_learner_holds_its_place_while_it_waits_and_is_started_again_in_its_ow
     assert "--restarts" not in " ".join(once["containers"][0]["command"])
 
 
-def test_a_configuration_error_fails_the_job_and_a_disruption_does_not_count() -> None:
+def test_configuration_error_fails_learner_job_and_disruption_is_ignored() -> None:
     spec = wanted("Job")["spec"]
     fail, ignore = spec["podFailurePolicy"]["rules"]
     assert (fail["action"], fail["onExitCodes"]["values"]) == ("FailJob", [64, 69])
@@ -226,7 +224,7 @@ def test_pods_hold_no_api_credentials(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
-def test_what_libraries_compile_outlives_a_container_of_its_pod(kind: str) -> None:
+def test_caches_and_tmp_survive_container_restart(kind: str) -> None:
     """vLLM, Triton and PyTorch keep it below the home directory and /tmp."""
     spec = pod_spec(kind)
     volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -237,7 +235,7 @@ def test_what_libraries_compile_outlives_a_container_of_its_pod(kind: str) -> No
 
 
 @pytest.mark.parametrize(("kind", "role"), [("Deployment", "rollout"), ("Job", "learner")])
-def test_each_pod_has_its_own_certificate_and_no_other_key(kind: str, role: str) -> None:
+def test_pod_mounts_only_its_own_certificate_and_key(kind: str, role: str) -> None:
     volumes = {volume["name"]: volume.get("secret", {}) for volume in pod_spec(kind)["volumes"]}
     keys = {name: {item["key"]: item["path"] for item in volumes[name]["items"]} for name in volumes if volumes[name]}
     assert keys == {
@@ -250,7 +248,7 @@ def test_each_pod_has_its_own_certificate_and_no_other_key(kind: str, role: str)
         assert {"name": "STAGE2_TLS_CA_FILE", "value": "/etc/stage2/tls/ca.crt"} in container["env"]
 
 
-def test_without_tls_pods_have_no_certificate_and_are_asked_in_clear_text() -> None:
+def test_without_tls_pods_have_no_certificates_and_use_http() -> None:
     for kind in ("Deployment", "Job"):
         spec = pod_spec(kind, tls={"enabled": False})
         assert "tls" not in repr([spec["volumes"], spec["containers"]])
@@ -261,7 +259,7 @@ def test_without_tls_pods_have_no_certificate_and_are_asked_in_clear_text() -> N
     assert server["livenessProbe"]["httpGet"]["scheme"] == "HTTP"
 
 
-def test_the_token_is_in_the_secret_and_nowhere_else() -> None:
+def test_token_is_stored_only_in_secret() -> None:
     raw = b.job()
     made = b.planned(raw)
     written = base64.b64encode(b"t0ken").decode()
@@ -280,7 +278,7 @@ def test_placement_applies_to_both_pods() -> None:
         assert {key: spec[key] for key in placement} == placement
 
 
-def test_a_template_reaches_every_server_by_the_name_server() -> None:
+def test_pod_template_for_server_applies_to_every_server() -> None:
     template = {
         "metadata": {"annotations": {"team": "vision"}},
         "spec": {
@@ -302,7 +300,7 @@ def test_a_template_reaches_every_server_by_the_name_server() -> None:
     assert [container["name"] for container in manifest["spec"]["containers"]] == ["server-0", "server-1"]
 
 
-def test_the_image_of_the_spec_comes_before_the_default() -> None:
+def test_image_of_spec_overrides_default() -> None:
     assert pod_spec("Job")["containers"][0]["image"] == "my/trainer:1"
     assert pod_spec("Job", image=None)["containers"][0]["image"] == "stage2/trainer:test"
 
@@ -318,7 +316,7 @@ def granted() -> dict[tuple[str, str], set[str]]:
 
 
 @BY_KIND
-def test_the_chart_grants_just_what_is_done_with_a_kind(child: ChildKind) -> None:
+def test_chart_grants_exactly_verbs_used_per_kind(child: ChildKind) -> None:
     needed = {"get", "create"}
     needed |= {"list", "watch"} if child.watched else set()
     scaled = child is kinds.LEARNER_JOB  # the same kind as the Job of a JobSet's servers
@@ -329,7 +327,7 @@ def test_the_chart_grants_just_what_is_done_with_a_kind(child: ChildKind) -> Non
 
 
 @BY_KIND
-def test_the_observed_state_has_a_field_for_each_kind(child: ChildKind) -> None:
+def test_observed_state_has_field_for_each_child_kind(child: ChildKind) -> None:
     assert child.field in {field.name for field in dataclasses.fields(Observed)}
     there = {"metadata": {"name": "x"}}
     assert dataclasses.replace(b.NOTHING, **{child.field: there}).child(child.kind) == there

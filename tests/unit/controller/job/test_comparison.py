@@ -38,22 +38,22 @@ CASES: list[tuple[str, Any, Any, bool]] = [
 @pytest.mark.parametrize(
     ("observed", "desired", "covered"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_covers(observed: Any, desired: Any, covered: bool) -> None:
+def test_covers_compares_only_desired_fields(observed: Any, desired: Any, covered: bool) -> None:
     assert comparison.covers({"containers": observed}, {"containers": desired}) is covered
 
 
-def test_a_list_without_a_key_has_to_be_the_same() -> None:
+def test_list_without_merge_key_must_match_exactly() -> None:
     assert not comparison.covers({"command": ["a", "b"]}, {"command": ["a"]})
     assert comparison.covers({"command": ["a"]}, {"command": ["a"]})
 
 
-def test_a_steady_state_writes_nothing() -> None:
+def test_unchanged_children_cause_no_writes() -> None:
     raw = b.job()
     observed = b.started(raw)
     assert comparison.writes(b.planned(raw, observed).children, observed) == []
 
 
-def test_absent_children_are_created() -> None:
+def test_missing_children_are_created() -> None:
     made = b.planned(b.job())
     verbs = [(write.verb, write.manifest["kind"]) for write in comparison.writes(made.children, b.NOTHING)]
     kinds = ("Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job")  # pods come last
@@ -69,46 +69,46 @@ def written_after(field: str, *, spec: Any = None, **metadata: Any) -> list[Any]
     return list(comparison.writes(b.planned(b.job(), observed).children, observed))
 
 
-def test_a_child_on_its_way_out_is_left_alone_until_it_is_gone() -> None:
+def test_terminating_child_is_left_alone() -> None:
     assert written_after("deployment", deletionTimestamp="2026-01-02T03:04:05Z") == []
 
 
-def test_what_someone_changed_in_a_child_is_mended() -> None:
+def test_manual_change_to_child_is_reverted() -> None:
     (write,) = written_after("deployment", spec={"replicas": 0})
     assert (write.verb, write.manifest["kind"]) == ("apply", "Deployment")
 
 
-def test_a_child_is_mended_only_as_long_as_it_is_the_one_that_was_seen() -> None:
+def test_change_is_reverted_only_in_child_with_same_uid() -> None:
     (write,) = written_after("service", spec={"ports": []}, uid="uid-of-the-service")
     assert write.manifest["metadata"]["uid"] == "uid-of-the-service"  # the API server refuses it for another one
 
 
-def test_the_learner_job_is_never_written_again() -> None:
+def test_learner_job_is_never_patched() -> None:
     assert written_after("learner", spec={"backoffLimit": 0}) == []
 
 
-def test_an_edit_before_the_learner_started_is_carried_out() -> None:
+def test_job_edit_before_learner_started_updates_deployment() -> None:
     observed = replace(b.started(b.job()), learner=None)
     made = b.planned(b.job(image="my/trainer:2"), observed)
     changed = [write.manifest["kind"] for write in comparison.writes(made.children, observed)]
     assert "Deployment" in changed
 
 
-def test_a_job_that_was_edited_while_it_was_suspended_restarts() -> None:
+def test_changed_spec_restarts_job() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(image="my/trainer:2"), observed)
     assert made.deletions == ("Job", "Deployment")
     assert b.kinds(made) == ["ConfigMap", "NetworkPolicy", "Service"]
 
 
-def test_suspend_deadline_and_time_to_live_may_change_at_any_time() -> None:
+def test_deadline_and_ttl_may_change_while_job_runs() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(activeDeadlineSeconds=9999, ttlSecondsAfterFinished=5), observed)
     assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
     assert comparison.writes(made.children, observed) == []
 
 
-def test_a_default_that_a_newer_definition_adds_is_no_edit() -> None:
+def test_new_crd_default_is_not_treated_as_edit() -> None:
     observed = b.started(b.job())
     made = b.planned(b.job(suspend=False, gpuResource="nvidia.com/gpu", imagePullPolicy="IfNotPresent"), observed)
     assert made.deletions == ()
@@ -122,14 +122,14 @@ def made_by_another_version(manifest: Any) -> Any:
     return changed
 
 
-def test_running_pods_do_not_notice_an_upgrade_of_the_controller() -> None:
+def test_controller_upgrade_does_not_restart_running_pods() -> None:
     raw = b.job()
     observed = b.started(raw)
     observed = replace(observed, deployment=made_by_another_version(observed.deployment))
     assert comparison.writes(b.planned(raw, observed).children, observed) == []
 
 
-def test_another_way_out_is_opened_and_closed_while_pods_run_and_they_do_not_notice() -> None:
+def test_network_egress_can_change_without_restarting_pods() -> None:
     observed = b.started(b.job())
     for egress in ("Open", "Closed"):
         made = b.planned(b.job(network={"egress": egress}), observed)
@@ -144,7 +144,7 @@ def test_another_way_out_is_opened_and_closed_while_pods_run_and_they_do_not_not
     assert back.manifest["kind"] == "NetworkPolicy"
 
 
-def test_a_learner_whose_job_was_deleted_without_it_is_waited_for() -> None:
+def test_orphaned_learner_pod_must_end_before_new_learner_job_is_created() -> None:
     """`kubectl delete job --cascade=orphan`: two learners would write the same checkpoints."""
     raw, left = b.job(), copy.deepcopy(b.learner_pod())
     uid = raw["metadata"]["uid"]
@@ -159,7 +159,7 @@ def test_a_learner_whose_job_was_deleted_without_it_is_waited_for() -> None:
     assert "Job" in b.kinds(b.planned(raw, owned(seen, raw["metadata"])))
 
 
-def test_a_service_that_was_made_to_name_another_host_is_made_what_it_was() -> None:
+def test_service_changed_to_external_name_is_reverted() -> None:
     seen = b.started(b.job())
     changed = copy.deepcopy(dict(seen.service or {}))
     changed["spec"] |= {"type": "ExternalName", "externalName": "elsewhere.example"}
@@ -169,7 +169,7 @@ def test_a_service_that_was_made_to_name_another_host_is_made_what_it_was() -> N
     assert [write.manifest["kind"] for write in comparison.writes(made.children, seen)] == ["Service"]
 
 
-def test_a_claim_that_a_webhook_adds_by_its_name_is_no_claim_to_be_made() -> None:
+def test_resource_claim_added_by_webhook_does_not_disturb_running_job() -> None:
     seen = b.started(b.job())
     with_claim = copy.deepcopy(dict(seen.pods[0]))
     with_claim["spec"]["resourceClaims"] = [{"name": "shared", "resourceClaimName": "of-the-team"}]
@@ -181,7 +181,7 @@ def _answered(made: Any) -> list[str]:
     return [item["type"] for item in (made.workload_patch or {}).get("status", {}).get("conditions", [])]
 
 
-def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_at_its_end() -> None:
+def test_job_without_its_former_queue_label_releases_quota_when_it_ends() -> None:
     raw = b.job()
     seen = b.started(raw, workload=workload(*ADMITTED))
     done = {**dict(seen.learner or {}), "status": {"conditions": [b.job_condition("Complete")]}}
@@ -190,7 +190,7 @@ def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_at_its_en
     assert "Finished" in _answered(made)
 
 
-def test_a_job_whose_queue_label_went_while_it_had_quota_gives_it_back_when_it_is_suspended() -> None:
+def test_job_without_its_former_queue_label_releases_quota_when_suspended() -> None:
     seen = Observed(workload=workload(*ADMITTED))
     assert b.planned(b.job(suspend=True), seen).deletions == ("Workload",)
 
@@ -225,7 +225,7 @@ def seen(raw: Any, observed: Observed) -> Observed:
     return comparison.owned(observed, raw["metadata"])
 
 
-def test_what_the_job_owns_is_its_own_and_nothing_is_in_its_way() -> None:
+def test_owned_children_are_adopted_and_no_obstacle() -> None:
     raw = b.job()
     observed = b.started(raw)
     assert seen(raw, observed) == observed
@@ -233,7 +233,7 @@ def test_what_the_job_owns_is_its_own_and_nothing_is_in_its_way() -> None:
 
 
 @pytest.mark.parametrize("end", [COMPLETE, b.job_condition("Failed", "BackoffLimitExceeded")])
-def test_a_job_that_is_applied_again_does_not_inherit_the_end_of_the_one_before(end: Any) -> None:
+def test_recreated_job_does_not_inherit_result_of_old_learner(end: Any) -> None:
     raw = b.job()
     ended = b.started(raw, learner=b.learner_job(b.planned(raw, b.started(raw)), end), deployment=None, pods=())
     made = b.planned(again(raw), seen(again(raw), ended))
@@ -243,7 +243,7 @@ def test_a_job_that_is_applied_again_does_not_inherit_the_end_of_the_one_before(
     assert made.again_after_s == 2
 
 
-def test_a_server_of_the_job_before_that_refused_its_configuration_does_not_fail_the_next() -> None:
+def test_configuration_error_of_old_jobs_server_does_not_fail_recreated_job() -> None:
     raw = b.job()
     refused = marked(b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model")), raw["metadata"]["uid"])
     found = seen(again(raw), Observed(pods=(refused,)))
@@ -251,7 +251,7 @@ def test_a_server_of_the_job_before_that_refused_its_configuration_does_not_fail
     assert b.condition(b.planned(again(raw), found), reasons.FAILED) is None
 
 
-def test_every_pod_has_the_uid_of_its_job() -> None:
+def test_pod_templates_carry_uid_of_job() -> None:
     raw = b.job()
     made = b.planned(raw, b.pods_alone(b.rollout_pod(True, True, True)))
     templates = [b.child(made, kind)["spec"]["template"] for kind in ("Deployment", "Job")]
@@ -259,7 +259,7 @@ def test_every_pod_has_the_uid_of_its_job() -> None:
     assert reported == [raw["metadata"]["uid"]] * 2
 
 
-def test_pods_from_before_an_upgrade_are_those_of_their_deployment_and_job() -> None:
+def test_pods_without_job_uid_belong_to_existing_deployment_and_job() -> None:
     raw = b.job()
     raw["metadata"]["creationTimestamp"] = "2026-01-02T04:00:00Z"  # later than its pods: the account of their parents
     assert len(seen(raw, b.started(raw)).pods) == 2
@@ -273,7 +273,7 @@ FOREIGN = ("ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy")
 
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("change", ["no owner", "another kind of owner", "another job"])
-def test_an_object_that_is_not_the_jobs_is_neither_read_nor_written_over(kind: str, change: str) -> None:
+def test_foreign_object_with_childs_name_is_neither_read_nor_overwritten(kind: str, change: str) -> None:
     raw = b.job()
     child = b.child(b.planned(raw), kind)
     there = {
@@ -297,14 +297,14 @@ def test_an_object_that_is_not_the_jobs_is_neither_read_nor_written_over(kind: s
     assert made.again_after_s == 15
 
 
-def test_a_job_whose_name_is_taken_claims_no_node() -> None:
+def test_job_with_taken_child_name_claims_no_node() -> None:
     raw = b.job()
     found = seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap"))))
     made = planned(raw, n.capacity(n.node()), found)
     assert (made.placement, made.keeps_place) == (None, False)
 
 
-def test_a_running_job_keeps_its_place_and_its_pods_when_somebody_takes_a_childs_name() -> None:
+def test_running_job_keeps_node_and_pods_when_child_name_is_taken() -> None:
     raw = b.job()
     found = seen(raw, b.started(raw, service=without_owner(b.child(b.planned(raw), "Service"))))
     made = planned(raw, n.capacity(n.node()), found)
@@ -312,13 +312,13 @@ def test_a_running_job_keeps_its_place_and_its_pods_when_somebody_takes_a_childs
     assert made.placement is not None
 
 
-def test_a_suspended_job_ends_its_pods_although_a_name_is_taken() -> None:
+def test_suspended_job_deletes_its_pods_even_when_child_name_is_taken() -> None:
     raw = b.job(suspend=True)
     found = seen(raw, b.started(b.job(), service=without_owner(b.child(b.planned(b.job()), "Service"))))
     assert b.planned(raw, found).deletions == ("Job", "Deployment")
 
 
-def test_explain_names_the_object_that_is_in_the_way() -> None:
+def test_explain_names_object_that_occupies_child_name() -> None:
     raw = b.job()
     made = b.planned(raw, seen(raw, Observed(configmap=without_owner(b.child(b.planned(raw), "ConfigMap")))))
     first = next(step for step in explanation.chain(b.with_status(raw, made)) if step.state != "ok")

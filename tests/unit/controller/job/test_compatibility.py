@@ -41,7 +41,7 @@ OLD_FIELDS = [yaml.safe_load(text) for text in FIELDS.read_text(encoding="utf-8"
 
 
 @pytest.mark.parametrize("path", sorted(OLD.glob("*.yaml")), ids=lambda path: path.name)
-def test_an_old_job_is_accepted_and_planned(path: Path) -> None:
+def test_old_job_manifest_is_accepted_and_planned(path: Path) -> None:
     raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     metadata = {"namespace": "team-a", "uid": "u", "generation": 1, "resourceVersion": "1", **raw["metadata"]}
     assert parse_job(raw).spec.config
@@ -49,7 +49,7 @@ def test_an_old_job_is_accepted_and_planned(path: Path) -> None:
     assert b.condition(made, reasons.ACCEPTED) == ("True", reasons.VALID)
 
 
-def test_no_field_of_an_old_definition_is_lost_or_narrowed() -> None:
+def test_old_crd_fields_are_neither_removed_nor_narrowed() -> None:
     now = definition()
     opened = tuple(
         f"{path}."
@@ -66,7 +66,7 @@ def test_no_field_of_an_old_definition_is_lost_or_narrowed() -> None:
     assert narrowed == []
 
 
-def test_no_field_has_become_required() -> None:
+def test_old_optional_fields_stay_optional() -> None:
     def required(schema: Any, path: str = "") -> Iterator[str]:
         yield from (f"{path}.{key}" for key in schema.get("required", []))
         for key, value in schema.get("properties", {}).items():
@@ -78,7 +78,7 @@ def test_no_field_has_become_required() -> None:
     assert {path for path in required(version["schema"]["openAPIV3Schema"]) if path in known} <= allowed
 
 
-def test_no_default_is_filled_in_that_the_oldest_definition_does_not_fill_in() -> None:
+def test_crd_fills_in_no_defaults_beyond_oldest_version() -> None:
     """A rollback would find it in jobs as a key that nobody wrote, and refuse each of their edits."""
 
     def filled_in(schema: Any, path: str) -> Iterator[str]:

@@ -51,25 +51,27 @@ def shaken(folder: Path, served: Mapping[str, str], role: str, *, authority: str
 @pytest.mark.parametrize(
     ("role", "host"), [(role, host) for role, known in HOSTS.items() for host in known], ids=lambda value: str(value)
 )
-def test_each_role_proves_each_of_its_names(issued: dict[str, str], tmp_path: Path, role: str, host: str) -> None:
+def test_certificate_is_valid_for_every_hostname_of_its_role(
+    issued: dict[str, str], tmp_path: Path, role: str, host: str
+) -> None:
     assert shaken(tmp_path, issued, role, authority=issued["ca.crt"], host=host) == "TLSv1.3"
 
 
-def test_neither_role_proves_the_names_of_the_other_nor_of_another_job(issued: dict[str, str], tmp_path: Path) -> None:
+def test_certificate_is_invalid_for_other_role_and_other_job(issued: dict[str, str], tmp_path: Path) -> None:
     for role, host in (("rollout", LEARNER), ("learner", SERVERS), ("rollout", "job-3v2-rollout.team-a.svc")):
         assert "not valid for" in shaken(tmp_path, issued, role, authority=issued["ca.crt"], host=host)
 
 
-def test_the_certificates_of_one_job_prove_nothing_to_another(issued: dict[str, str], tmp_path: Path) -> None:
+def test_certificates_are_not_trusted_by_another_job(issued: dict[str, str], tmp_path: Path) -> None:
     other = credentials.new(HOSTS, b.NOW)["ca.crt"]
     assert "issuer certificate" in shaken(tmp_path, issued, "rollout", authority=other, host=SERVERS)
 
 
-def test_the_key_of_the_authority_is_kept_nowhere(issued: dict[str, str]) -> None:
+def test_ca_private_key_is_not_stored(issued: dict[str, str]) -> None:
     assert set(issued) == {"token", "ca.crt", "rollout.crt", "rollout.key", "learner.crt", "learner.key"}
 
 
-def test_without_tls_there_is_the_token_alone() -> None:
+def test_without_tls_secret_holds_only_token() -> None:
     assert set(credentials.new({}, b.NOW)) == {"token"}
 
 
@@ -92,7 +94,9 @@ TOKEN_ONLY = manifest.secret(OWNER, {"token": "t0ken"})
     ],
     ids=["new", "old", "about to end", "ended", "not wanted", "none", "none wanted", "empty", "something else"],
 )
-def test_a_secret_fits_while_its_certificates_last(held: Any, tls: bool, after: timedelta, fits: bool) -> None:
+def test_secret_is_usable_until_its_certificates_near_expiry(
+    held: Any, tls: bool, after: timedelta, fits: bool
+) -> None:
     assert credentials.is_usable(held, tls=tls, now=b.NOW + after) is fits
 
 
@@ -101,20 +105,20 @@ def standing(made: Plan) -> set[str]:
     return {"Deployment", "Job"} & set(b.kinds(made))
 
 
-def test_a_new_job_gets_its_secret_before_its_pods() -> None:
+def test_new_job_gets_secret_before_pods() -> None:
     assert b.kinds(b.planned(b.job()))[0] == "Secret"
     assert layout.CA_KEY in b.child(b.planned(b.job()), "Secret")["data"]
     assert set(b.child(b.planned(b.job(**NO_TLS)), "Secret")["data"]) == {"token"}
 
 
-def test_a_job_that_runs_keeps_its_certificates() -> None:
+def test_running_job_keeps_its_certificates() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw), after_s=YEAR_S / 2)
     assert "Secret" not in b.kinds(made)
     assert made.deletions == ()
 
 
-def test_certificates_that_end_soon_are_renewed_once_no_pod_holds_them() -> None:
+def test_expiring_certificates_are_renewed_after_all_pods_have_stopped() -> None:
     raw, late_s = b.job(), YEAR_S - 86_400
     running = b.started(raw)
     stopping = b.planned(raw, running, after_s=late_s)
@@ -137,7 +141,7 @@ def started_without_tls(raw: Any) -> Observed:
     return replace(before, learner=learner)
 
 
-def test_a_job_that_runs_without_certificates_continues_as_it_began() -> None:
+def test_job_running_without_tls_keeps_running_after_upgrade() -> None:
     """Its pods were made by a controller that knew of none."""
     raw = b.job()
     made = b.planned(raw, started_without_tls(raw))
@@ -146,26 +150,26 @@ def test_a_job_that_runs_without_certificates_continues_as_it_began() -> None:
     assert b.condition(made, "WeightsInSync") == ("True", "SameVersion")
 
 
-def test_a_job_of_before_whose_servers_came_back_with_certificates_is_recreated() -> None:
+def test_servers_recreated_with_tls_restart_job_whose_secret_has_no_certificates() -> None:
     """Somebody deleted its Deployment: the one that the controller makes now mounts what its Secret lacks."""
     raw = b.job()
     made = b.planned(raw, replace(started_without_tls(raw), deployment=b.started(raw).deployment))
     assert set(made.deletions) == {"Deployment", "Job"}
 
 
-def test_a_job_that_waits_without_certificates_gets_them_before_its_pods() -> None:
+def test_pending_job_without_certificates_gets_them_before_pods() -> None:
     raw = b.job()
     made = b.planned(raw, Observed(secret=TOKEN_ONLY))
     assert (made.deletions, standing(made)) == (("Secret",), set())
 
 
-def test_pods_that_wait_for_certificates_that_are_not_there_are_recreated() -> None:
+def test_pods_mounting_missing_certificates_are_recreated() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, secret=TOKEN_ONLY))
     assert set(made.deletions) == {"Deployment", "Job"}
 
 
-def test_certificates_that_servers_cannot_show_their_learner_are_renewed_before_new_pods(monkeypatch: Any) -> None:
+def test_certificates_without_client_usage_are_renewed_unless_pods_use_them(monkeypatch: Any) -> None:
     """An earlier controller signed them; pods that run with them keep them."""
     raw = b.job()
     with monkeypatch.context() as earlier:
@@ -176,7 +180,7 @@ def test_certificates_that_servers_cannot_show_their_learner_are_renewed_before_
     assert b.planned(raw, b.started(raw, secret=secret)).deletions == ()
 
 
-def test_a_secret_that_somebody_deletes_is_replaced_only_once_no_pod_holds_its_content() -> None:
+def test_deleted_secret_is_recreated_only_after_all_pods_are_gone() -> None:
     """Pods and controller would not trust one another: each poll of the learner failed, and nothing said so."""
     raw = b.job()
     observed = replace(b.started(raw), secret=None)
@@ -201,7 +205,7 @@ def emptied(observed: Observed, *, gone: str = "") -> Observed:
 
 
 @pytest.mark.parametrize("gone", ["", "rollout", "learner"])
-def test_a_secret_is_replaced_only_once_the_pods_that_held_it_are_gone(gone: str) -> None:
+def test_secret_is_not_recreated_while_any_terminating_pod_remains(gone: str) -> None:
     """A kubelet keeps an immutable Secret for any pod of its node that mounts this name, until the last one is gone.
 
     New pods were created beside those that had just ended, and got the old content.
@@ -214,7 +218,7 @@ def test_a_secret_is_replaced_only_once_the_pods_that_held_it_are_gone(gone: str
         assert b.condition(made, reasons.LEARNER_RUNNING) == ("False", reasons.SECRET_RENEWED)
 
 
-def test_a_pod_that_keeps_an_old_secret_for_long_is_named() -> None:
+def test_overdue_pod_that_blocks_new_secret_is_reported() -> None:
     raw = b.job()
     stuck = emptied(b.started(raw), gone="learner")
     stuck = replace(stuck, secret=None, pods=tuple({**pod, "status": {"phase": "Running"}} for pod in stuck.pods))
@@ -224,7 +228,7 @@ def test_a_pod_that_keeps_an_old_secret_for_long_is_named() -> None:
     assert "pod job-3v1-rollout-x on node node-a has not ended" in b.message(made, reasons.PODS_ENDED)
 
 
-def test_a_learner_that_cannot_be_reached_is_reported_with_the_error() -> None:
+def test_unreachable_learner_is_reported_with_error() -> None:
     raw = b.job()
     silent = replace(b.started(raw, progress=None), unreachable="https://10.0.0.1:9400/progress: timed out")
     made = b.planned(raw, silent)

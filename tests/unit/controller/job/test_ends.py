@@ -36,7 +36,7 @@ def past_deadline(**spec: Any) -> tuple[b.Object, Observed]:
         ({"suspend": True}, False),
     ],
 )
-def test_a_job_past_its_deadline_runs_again_once_its_file_allows_more(change: b.Object, runs: bool) -> None:
+def test_edited_job_past_its_deadline_runs_again_if_deadline_allows(change: b.Object, runs: bool) -> None:
     """The message asked for a new job, and operator.md said that the corrected file runs."""
     raw, left = past_deadline()
     made = b.planned(b.edited(raw, **change), left, after_s=600)
@@ -46,14 +46,14 @@ def test_a_job_past_its_deadline_runs_again_once_its_file_allows_more(change: b.
         assert made.status["startTime"] == "2026-01-02T03:14:05Z", "its deadline counts anew"
 
 
-def test_what_explain_advises_after_a_deadline_is_what_works() -> None:
+def test_explain_advises_larger_deadline_for_job_past_its_deadline() -> None:
     raw, _ = past_deadline()
     fix = explanation.first(explanation.chain(raw)).fix
     assert fix == "spec.activeDeadlineSeconds of rmj/job-3v1: it runs again with a larger one, or with none"
 
 
 @pytest.mark.parametrize("change", [{"suspend": True}, {"activeDeadlineSeconds": 50}, {"evictionLimit": 0}])
-def test_a_job_that_has_succeeded_stays_so(change: b.Object) -> None:
+def test_succeeded_job_stays_succeeded_after_edit(change: b.Object) -> None:
     raw, seen = b.job(), b.completed(b.job())
     raw = b.with_status(raw, b.planned(raw, seen))
     made = b.planned(b.edited(raw, **change), replace(seen, deployment=None), after_s=600)
@@ -94,7 +94,7 @@ ENDS = [invalid, refused_configuration, exhausted, never_started, out_of_time, s
 
 
 @pytest.mark.parametrize("reach", ENDS)
-def test_the_time_to_live_counts_from_every_end(reach: Any) -> None:
+def test_ttl_deletes_job_after_every_kind_of_end(reach: Any) -> None:
     raw, seen = reach()
     raw["spec"]["ttlSecondsAfterFinished"] = 100
     raw = b.with_status(raw, b.planned(raw, seen))
@@ -107,19 +107,19 @@ def test_the_time_to_live_counts_from_every_end(reach: Any) -> None:
 
 
 @pytest.mark.parametrize("ttl", [None, "5", -1, 1.5, True, [], {}])
-def test_a_time_to_live_that_is_none_deletes_no_invalid_job(ttl: Any) -> None:
+def test_invalid_ttl_does_not_delete_invalid_job(ttl: Any) -> None:
     raw = b.job(learner={"gpus": 2}, ttlSecondsAfterFinished=ttl)
     raw = b.with_status(raw, b.planned(raw))
     assert not b.planned(raw, after_s=10**6).delete_job
 
 
-def test_a_running_job_that_an_edit_made_invalid_does_not_live_out_its_time() -> None:
+def test_running_job_made_invalid_by_edit_is_not_deleted_by_ttl() -> None:
     raw, seen = b.job(ttlSecondsAfterFinished=0), b.started(b.job())
     raw = b.with_status(raw, b.planned(raw, seen))
     made = b.planned(b.edited(raw, learner={"gpus": 2}), seen, after_s=600)
     assert (made.status["phase"], made.delete_job) == (reasons.RUNNING, False)
 
 
-def test_an_invalid_job_of_another_controller_is_not_deleted() -> None:
+def test_invalid_job_managed_by_other_controller_is_not_deleted() -> None:
     raw = b.job(learner={"gpus": 2}, ttlSecondsAfterFinished=0, managedBy="somebody.else/controller")
     assert not b.planned(b.with_status(raw, b.planned(raw)), after_s=600).delete_job

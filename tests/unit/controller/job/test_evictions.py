@@ -48,7 +48,7 @@ def trained(raw: b.Object) -> b.Object:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("message", [MEMORY, FOLDER])
-def test_an_eviction_counts_and_is_told_in_the_kubelets_words(role: str, message: str) -> None:
+def test_eviction_is_counted_and_reported_in_kubelets_words(role: str, message: str) -> None:
     raw = trained(b.job())
     gone = evicted(of_role(role), message)
     made = b.planned(raw, without(role, raw, gone))
@@ -66,7 +66,7 @@ def test_an_eviction_counts_and_is_told_in_the_kubelets_words(role: str, message
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_eviction_counts_although_its_successor_is_there_already(role: str) -> None:
+def test_eviction_is_counted_once_even_if_replacement_pod_exists(role: str) -> None:
     raw = trained(b.job())
     seen = without(role, raw, evicted(of_role(role)), another(b.pod(role, node=None)))
     made = b.planned(raw, seen)
@@ -75,14 +75,14 @@ def test_an_eviction_counts_although_its_successor_is_there_already(role: str) -
     assert again.status["evictions"] == 1, "each counts once"
 
 
-def test_both_pods_may_be_evicted_at_once() -> None:
+def test_eviction_of_both_pods_counts_twice() -> None:
     raw = trained(b.job())
     made = b.planned(raw, b.started(raw, pods=tuple(evicted(of_role(role)) for role in ROLES), progress=None))
     assert made.status["evictions"] == 2
 
 
 @pytest.mark.parametrize("after_s", [0, 29])
-def test_an_evicted_job_gives_up_all_of_its_pods_for_a_while(after_s: float) -> None:
+def test_evicted_job_deletes_all_pods_and_pauses(after_s: float) -> None:
     raw = trained(b.job())
     seen = without(names.ROLE_LEARNER, raw, evicted(b.learner_pod()))
     made = b.planned(raw, seen)
@@ -94,7 +94,7 @@ def test_an_evicted_job_gives_up_all_of_its_pods_for_a_while(after_s: float) -> 
     assert paused.again_after_s == 30 - after_s
 
 
-def test_a_job_starts_again_after_its_pause() -> None:
+def test_evicted_job_starts_again_after_pause() -> None:
     raw = trained(b.job())
     raw = b.with_status(raw, b.planned(raw, without(names.ROLE_LEARNER, raw, evicted(b.learner_pod()))))
     made = b.planned(raw, Observed(secret=b.secret()), after_s=30)
@@ -120,14 +120,14 @@ def evictions_in_a_row(raw: b.Object, times: int) -> tuple[b.Object, list[float]
     return raw, pauses
 
 
-def test_pauses_double_up_to_a_limit() -> None:
+def test_eviction_pauses_double_up_to_limit() -> None:
     raw, pauses = evictions_in_a_row(b.job(evictionLimit=50), 7)
     assert pauses == [30, 60, 120, 240, 480, 600, 600]
     assert raw["status"]["evictions"] == 7
 
 
 @pytest.mark.parametrize("limit", [0, 3, None])
-def test_a_job_that_is_evicted_more_often_than_its_spec_allows_fails(limit: int | None) -> None:
+def test_job_fails_once_evictions_exceed_limit(limit: int | None) -> None:
     """Fifty evictions were neither counted nor bounded."""
     raw = b.job(**({} if limit is None else {"evictionLimit": limit}))
     most = parse_job(raw).spec.eviction_limit
@@ -142,7 +142,7 @@ def test_a_job_that_is_evicted_more_often_than_its_spec_allows_fails(limit: int 
     assert MEMORY.strip() in failed["message"]
 
 
-def test_a_job_that_was_evicted_too_often_runs_again_with_a_larger_limit() -> None:
+def test_job_evicted_too_often_runs_again_after_limit_is_raised() -> None:
     raw, _ = evictions_in_a_row(b.job(evictionLimit=0), 1)
     left = Observed(pods=(evicted(b.learner_pod(), number=1),), secret=b.secret())
     same = b.planned(b.edited(raw, evictionLimit=0), left, after_s=60)
@@ -152,7 +152,7 @@ def test_a_job_that_was_evicted_too_often_runs_again_with_a_larger_limit() -> No
     assert made.status.get("evictions", 0) == 0, "those of before do not count again"
 
 
-def test_a_resumed_job_is_counted_anew() -> None:
+def test_suspending_job_resets_eviction_count_and_pause() -> None:
     raw, _ = evictions_in_a_row(b.job(), 2)
     left = Observed(pods=(evicted(b.learner_pod(), number=2),), secret=b.secret())
     suspended = b.with_status(raw, b.planned(b.edited(raw, suspend=True), left))
@@ -183,7 +183,7 @@ def rejected(role: str) -> b.Object:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("how", [drained, shut_down, rejected])
-def test_what_is_no_eviction_for_lack_of_anything_does_not_count(role: str, how: Any) -> None:
+def test_drain_shutdown_or_admission_rejection_does_not_count_as_eviction(role: str, how: Any) -> None:
     raw = trained(b.job(evictionLimit=0))
     made = b.planned(raw, without(role, raw, how(role)))
     assert made.status.get("evictions", 0) == 0
@@ -203,7 +203,7 @@ def observed_jobset(raw: b.Object) -> Observed:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_pods_of_a_jobset_are_counted_and_the_others_go_on(role: str) -> None:
+def test_eviction_of_jobset_pod_is_counted_while_other_pods_keep_running(role: str) -> None:
     raw = jobset_job()
     before = observed_jobset(raw)
     raw = b.with_status(raw, b.planned(raw, before))
@@ -219,7 +219,7 @@ def test_pods_of_a_jobset_are_counted_and_the_others_go_on(role: str) -> None:
     assert b.condition(late, reasons.FAILED) == ("True", reasons.EVICTED_TOO_OFTEN)
 
 
-def test_an_upgrade_counts_no_eviction_of_before() -> None:
+def test_evictions_before_controller_upgrade_are_not_counted() -> None:
     """A Deployment leaves evicted pods behind, and an older controller counted none of them."""
     raw = trained(b.job(evictionLimit=0))
     del raw["status"]["evictions"]
@@ -231,7 +231,7 @@ def test_an_upgrade_counts_no_eviction_of_before() -> None:
     assert again.status["evictions"] == 0
 
 
-def test_explain_names_what_to_change() -> None:
+def test_explain_names_resources_to_raise_after_eviction() -> None:
     raw = trained(b.job())
     made = b.planned(raw, without(names.ROLE_LEARNER, raw, evicted(b.learner_pod())))
     step = explanation.first(explanation.chain(b.with_status(raw, made)))
@@ -240,7 +240,7 @@ def test_explain_names_what_to_change() -> None:
     assert MEMORY.strip() in step.message
 
 
-def test_a_clock_that_was_ahead_makes_no_pause_longer() -> None:
+def test_clock_that_was_ahead_does_not_lengthen_pause() -> None:
     raw = trained(b.job())
     late = b.NOW + timedelta(days=30)
     made = b.plan(raw, without(names.ROLE_LEARNER, raw, evicted(b.learner_pod())), now=late)
@@ -267,7 +267,7 @@ SECRETS: dict[str, tuple[b.Object | None, ...]] = {
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("secrets", SECRETS)
-def test_the_pause_lasts_whatever_becomes_of_the_secret(role: str, secrets: str) -> None:
+def test_eviction_pause_holds_while_secret_is_missing_or_renewed(role: str, secrets: str) -> None:
     """The pods came back at once."""
     raw = trained(b.job())
     gone = evicted(of_role(role))
@@ -287,7 +287,7 @@ def test_the_pause_lasts_whatever_becomes_of_the_secret(role: str, secrets: str)
 
 
 @pytest.mark.parametrize("beside", ["a foreign child", "no quota", "an edit"])
-def test_the_pause_lasts_beside_what_else_keeps_a_job_from_its_pods(beside: str) -> None:
+def test_eviction_pause_holds_beside_other_blockers(beside: str) -> None:
     raw = trained(b.job())
     seen = without(names.ROLE_LEARNER, raw, evicted(b.learner_pod()))
     if beside == "no quota":
@@ -304,7 +304,7 @@ def test_the_pause_lasts_beside_what_else_keeps_a_job_from_its_pods(beside: str)
         raw = b.with_status(raw, made)
 
 
-def test_a_pod_that_is_not_seen_for_a_while_counts_once() -> None:
+def test_evicted_pod_missing_from_one_list_counts_once() -> None:
     """A watch that began anew had not listed it yet."""
     raw = trained(b.job())
     gone = evicted(of_role(names.ROLE_ROLLOUT))
@@ -313,7 +313,7 @@ def test_a_pod_that_is_not_seen_for_a_while_counts_once() -> None:
         assert raw["status"]["evictions"] == 1
 
 
-def test_a_pod_that_was_evicted_before_a_refused_edit_does_not_count_after_it() -> None:
+def test_eviction_before_refused_edit_does_not_count_after_it() -> None:
     raw = trained(b.job())
     gone = evicted(of_role(names.ROLE_ROLLOUT))
     raw = b.with_status(raw, b.planned(raw, without(names.ROLE_ROLLOUT, raw, gone)))
@@ -325,7 +325,7 @@ def test_a_pod_that_was_evicted_before_a_refused_edit_does_not_count_after_it() 
     assert (made.status.get("evictions", 0), b.condition(made, reasons.PLACED)) == (0, None)
 
 
-def test_a_pod_that_is_evicted_after_its_job_has_failed_does_not_count_when_it_runs_again() -> None:
+def test_eviction_after_job_failed_does_not_count_when_it_runs_again() -> None:
     raw = trained(b.job(activeDeadlineSeconds=60))
     raw = b.with_status(raw, b.planned(raw, b.started(raw), after_s=60))
     left = b.pods_alone(evicted(b.learner_pod()))
@@ -335,7 +335,7 @@ def test_a_pod_that_is_evicted_after_its_job_has_failed_does_not_count_when_it_r
 
 
 @pytest.mark.parametrize(("evicted_s", "count"), [(-1, 2), (0, 2), (11, 1)])
-def test_a_pod_that_was_told_to_stop_before_its_eviction_does_not_count(evicted_s: float, count: int) -> None:
+def test_eviction_of_pod_already_told_to_stop_does_not_count(evicted_s: float, count: int) -> None:
     """The node still lacked memory while the job gave it up: one eviction cost two."""
     raw = trained(b.job())
     first = evicted(of_role(names.ROLE_ROLLOUT))
@@ -348,7 +348,7 @@ def test_a_pod_that_was_told_to_stop_before_its_eviction_does_not_count(evicted_
     assert made.status["evictions"] == count
 
 
-def test_an_evicted_learner_of_a_jobset_is_no_restart_beside() -> None:
+def test_evicted_jobset_learner_is_not_also_counted_as_restart() -> None:
     raw = jobset_job()
     seen = observed_jobset(raw)
     raw = b.with_status(raw, b.planned(raw, seen))
@@ -358,7 +358,7 @@ def test_an_evicted_learner_of_a_jobset_is_no_restart_beside() -> None:
 
 
 @pytest.mark.parametrize("how", [evicted, lambda pod: shut_down(names.ROLE_ROLLOUT) | {"metadata": pod["metadata"]}])
-def test_a_rollout_pod_of_a_jobset_that_was_ended_is_told_in_the_kubelets_words(how: Any) -> None:
+def test_evicted_or_shut_down_jobset_server_pod_is_reported_in_kubelets_words(how: Any) -> None:
     """Its servers had crashed with exit code 137."""
     raw = jobset_job()
     seen = observed_jobset(raw)

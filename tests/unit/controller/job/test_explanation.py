@@ -18,13 +18,13 @@ from tests.unit.controller import nodes as n
 from tests.unit.controller.place.test_placement import planned
 
 
-def test_nothing_new_is_no_event() -> None:
+def test_unchanged_status_emits_no_event() -> None:
     raw = b.job()
     status = b.planned(raw, b.started(raw)).status
     assert events(status, status) == []
 
 
-def test_progress_is_no_event() -> None:
+def test_progress_emits_no_event() -> None:
     raw = b.job()
     first = b.planned(raw, b.started(raw)).status
     later = b.planned(raw, b.started(raw, progress=b.report(step=5))).status
@@ -32,11 +32,11 @@ def test_progress_is_no_event() -> None:
     assert events(first, later) == []
 
 
-def test_a_new_job_that_waits_as_it_should_is_no_event() -> None:
+def test_waiting_new_job_emits_no_event() -> None:
     assert events({}, b.planned(b.job()).status) == []
 
 
-def test_a_refused_spec_is_one_warning() -> None:
+def test_invalid_spec_emits_single_warning() -> None:
     (event,) = events({}, b.planned(b.job(learner={"gpus": 2})).status)
     assert (event.type, event.reason) == ("Warning", "InvalidSpec")
 
@@ -45,18 +45,18 @@ SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in Path(str(reason
 FAILURES = set(re.findall(r"""(?:Outcome|Condition)\(reasons\.FAILED, (?:"True", )?reasons\.(\w+)""", SOURCES))
 
 
-def test_the_reasons_of_failures_are_found() -> None:
+def test_failure_reasons_include_known_failures() -> None:
     assert {"INVALID_SPEC", "CONFIGURATION_ERROR", "START_DEADLINE", "DEADLINE_EXCEEDED"} <= FAILURES
 
 
 @pytest.mark.parametrize("reason", sorted(FAILURES))
-def test_every_failure_is_a_warning(reason: str) -> None:
+def test_every_failure_reason_is_emitted_as_warning(reason: str) -> None:
     reported = {"type": reasons.FAILED, "status": "True", "reason": getattr(reasons, reason), "message": "why"}
     (event,) = events({}, {"conditions": [reported]})
     assert event.type == "Warning"
 
 
-def test_the_milestones_of_a_run_are_events() -> None:
+def test_milestones_of_run_are_emitted_as_events() -> None:
     raw = b.job()
     observed = b.started(raw)
     stages = [
@@ -101,7 +101,9 @@ def first(job: Any) -> explanation.Step:
 
 
 @pytest.mark.parametrize(("gpus", "seen", "link", "reason", "fix"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
-def test_the_first_missing_thing_is_named(gpus: int, seen: Observed, link: str, reason: str, fix: str) -> None:
+def test_explain_names_first_missing_thing_and_its_fix(
+    gpus: int, seen: Observed, link: str, reason: str, fix: str
+) -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(gpus=gpus)), seen)
     found = first(b.with_status(raw, made))
@@ -109,7 +111,7 @@ def test_the_first_missing_thing_is_named(gpus: int, seen: Observed, link: str, 
     assert fix in found.fix
 
 
-def test_the_condition_and_the_command_agree() -> None:
+def test_training_condition_and_explain_agree() -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(gpus=3)))
     found = first(b.with_status(raw, made))
@@ -117,7 +119,7 @@ def test_the_condition_and_the_command_agree() -> None:
     assert b.message(made, reasons.TRAINING) == f"{found.name}: {found.message}; see: {found.fix}"
 
 
-def test_a_job_that_trains_lacks_nothing_and_reports_its_last_step() -> None:
+def test_training_job_has_no_problem_and_reports_last_step() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw))
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.TRAINS)
@@ -129,7 +131,7 @@ def test_a_job_that_trains_lacks_nothing_and_reports_its_last_step() -> None:
 @pytest.mark.parametrize(
     ("sync", "waits"), [(None, "the learner has not pushed its weights yet"), ("kept", "no optimizer step is done yet")]
 )
-def test_a_job_whose_learner_loads_says_what_it_does(sync: str | None, waits: str) -> None:
+def test_loading_learner_reports_current_activity(sync: str | None, waits: str) -> None:
     raw = b.job()
     doing = "first evaluation, before training; generating: 37 of 200 answers (40 s)"
     report = b.report(0, pushed=0, held=(0, 0, 0), phase="rollout", message=doing)
@@ -139,7 +141,7 @@ def test_a_job_whose_learner_loads_says_what_it_does(sync: str | None, waits: st
     assert explanation.first(explanation.chain(b.with_status(raw, made))).message == made.status["message"]
 
 
-def test_the_last_push_is_reported_with_what_carried_it_and_where_adapters_were_merged() -> None:
+def test_last_push_is_reported_with_transport_and_place_of_adapter_merge() -> None:
     raw = b.job()
     sync = b.report().sync
     assert sync is not None
@@ -158,18 +160,18 @@ def test_the_last_push_is_reported_with_what_carried_it_and_where_adapters_were_
     assert made.status["sync"]["phases"]["send"] == 0.5
 
 
-def test_servers_with_old_weights_are_named() -> None:
+def test_servers_with_outdated_weights_are_reported() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, progress=b.report(held=(4, 3, 4))))
     assert first(b.with_status(raw, made)).name == "weights"
 
 
-def test_a_suspended_job_names_the_field() -> None:
+def test_suspended_job_is_explained_by_suspend_field() -> None:
     raw = b.job(suspend=True)
     assert first(b.with_status(raw, b.planned(raw))).fix == "spec.suspend of rmj/job-3v1"
 
 
-def test_a_failed_job_reports_its_end_and_nothing_that_follows_from_it() -> None:
+def test_failed_job_reports_only_its_outcome() -> None:
     raw = b.job()
     failed = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Failed", "BackoffLimitExceeded"), failed=4)
     pods = (b.learner_pod(b.down("learner", 1, "out of memory")),)
@@ -181,7 +183,7 @@ def test_a_failed_job_reports_its_end_and_nothing_that_follows_from_it() -> None
 
 @pytest.mark.parametrize("name", ["job-3v1", "qwen2.5-vl", "3b-run", "a" * 60])
 @pytest.mark.parametrize("kind", ["Deployment", "Job", "Workload"])
-def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None:
+def test_suggested_commands_name_existing_children(name: str, kind: str) -> None:
     raw = b.job(name)
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     made = {
@@ -195,12 +197,12 @@ def test_the_commands_name_the_children_that_exist(name: str, kind: str) -> None
     assert made[kind]["metadata"]["name"] in words
 
 
-def test_no_command_puts_a_childs_name_together_by_itself() -> None:
+def test_suggested_commands_do_not_build_child_names_themselves() -> None:
     texts = [*explanation._PATIENCE.values(), *explanation._FIXES.values()]
     assert [text for text in texts if "{job}-" in text or "workload {job}" in text] == []
 
 
-def test_a_learner_that_has_done_its_work_is_nothing_to_mend() -> None:
+def test_finished_learner_is_not_reported_as_problem() -> None:
     raw = b.job()
     done = b.learner_pod(b.down("learner", 0, b.termination(phase="done")))
     made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, True, True), done)))
@@ -239,12 +241,12 @@ NOTHING_TO_LOOK_AT = {reasons.WAITING_FOR_SERVERS, reasons.NODE_LOST, reasons.NO
 
 
 @pytest.mark.parametrize("reason", sorted(STOPS | explanation._WARNINGS))
-def test_every_reason_that_stops_a_job_passes_by_itself_or_has_something_to_change(reason: str) -> None:
+def test_every_blocking_reason_has_either_fix_or_advice_to_wait(reason: str) -> None:
     assert (reason in explanation._PATIENCE) is not (reason in explanation._FIXES), "one of them knows it"
     assert bool(explanation._fix(reason, b.job())) is (reason not in NOTHING_TO_LOOK_AT)
 
 
-def test_no_other_reason_is_known() -> None:
+def test_explain_knows_only_blocking_reasons() -> None:
     assert {*explanation._PATIENCE, *explanation._FIXES} == STOPS
 
 
@@ -270,7 +272,7 @@ DOWNLOADS = {"initContainers": [{"name": "download", "image": "registry.example/
         ({}, "stage2/trainer:test", "learner", {"image": None}, "spec.image, or image.trainer of the chart"),
     ],
 )  # fmt: skip
-def test_a_missing_image_is_explained_by_the_field_that_names_it(
+def test_missing_image_is_explained_by_field_that_sets_it(
     template: Any, image: str, container: str, spec: Any, fix: str
 ) -> None:
     """An image of the learner's template was explained by spec.image."""
@@ -283,7 +285,7 @@ COLOCATED = b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4})
 
 
 @pytest.mark.parametrize("reason", sorted(STOPS | explanation._WARNINGS))
-def test_no_command_names_a_deployment_that_a_colocated_job_does_not_have(reason: str) -> None:
+def test_colocated_job_gets_no_command_about_deployment(reason: str) -> None:
     fix = explanation._fix(reason, COLOCATED)
     assert "deployment/" not in fix or reason in OF_SERVERS
 
@@ -292,7 +294,7 @@ OF_SERVERS = {reasons.SERVERS_LOADING, reasons.SERVER_CRASHED, reasons.SERVER_RE
 """What only a job with servers can have."""
 
 
-def test_a_colocated_learner_without_a_pod_is_explained_by_its_job() -> None:
+def test_colocated_learner_without_pod_is_explained_by_its_job() -> None:
     made = b.planned(COLOCATED)
     found = first(b.with_status(COLOCATED, made))
     assert (found.name, found.reason) == ("learner", reasons.NOT_CREATED)

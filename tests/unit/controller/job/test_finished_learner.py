@@ -68,7 +68,7 @@ BESIDE: dict[str, tuple[Callable[[Observed], Observed], float]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beside", BESIDE)
-def test_a_finished_training_is_kept_whatever_happens_in_the_same_pass(kind: str, beside: str) -> None:
+def test_finished_training_stays_successful_whatever_happens_in_same_pass(kind: str, beside: str) -> None:
     """It was thrown away, and failed or began again."""
     raw, seen = KINDS[kind]()
     raw = b.with_status(raw, b.planned(raw, seen))
@@ -83,7 +83,7 @@ def test_a_finished_training_is_kept_whatever_happens_in_the_same_pass(kind: str
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beside", ["an eviction", "the deadline"])
-def test_what_ends_a_job_still_ends_one_whose_learner_runs(kind: str, beside: str) -> None:
+def test_eviction_or_deadline_still_fails_job_whose_learner_runs(kind: str, beside: str) -> None:
     raw, seen = KINDS[kind]()
     raw = b.with_status(raw, b.planned(raw, seen))
     happens, after_s = BESIDE[beside]
@@ -91,13 +91,13 @@ def test_what_ends_a_job_still_ends_one_whose_learner_runs(kind: str, beside: st
     assert made.status["phase"] == reasons.FAILED
 
 
-def test_a_finished_training_releases_its_servers_at_once() -> None:
+def test_finished_training_deletes_servers_at_once() -> None:
     raw, seen = plain()
     raw = b.with_status(raw, b.planned(raw, seen))
     assert b.planned(raw, done(seen)).deletions == ("Deployment",)
 
 
-def test_a_finished_training_does_not_leave_a_node_that_is_lost() -> None:
+def test_finished_training_does_not_leave_lost_node() -> None:
     account = n.capacity(n.node())
     raw = b.job()
     seen = placed(raw, account)
@@ -107,7 +107,7 @@ def test_a_finished_training_does_not_leave_a_node_that_is_lost() -> None:
 
 
 @pytest.mark.parametrize("code", [1, 64, 75, 137])
-def test_another_exit_code_is_no_success(code: int) -> None:
+def test_nonzero_learner_exit_code_is_not_success(code: int) -> None:
     raw, seen = plain()
     raw = b.with_status(raw, b.planned(raw, seen))
     assert b.planned(raw, done(seen, b.down("learner", code))).status["phase"] != reasons.SUCCEEDED
@@ -118,7 +118,7 @@ def of_another_spec(pod: b.Object) -> b.Object:
 
 
 @pytest.mark.parametrize("change", [of_another_spec, leaving])
-def test_a_learner_of_another_spec_or_one_that_was_told_to_stop_is_judged_by_its_job_alone(change: Any) -> None:
+def test_outdated_or_terminating_learner_pod_does_not_decide_success(change: Any) -> None:
     raw, seen = plain()
     raw = b.with_status(raw, b.planned(raw, seen))
     servers, learner = done(seen).pods
@@ -126,7 +126,7 @@ def test_a_learner_of_another_spec_or_one_that_was_told_to_stop_is_judged_by_its
     assert made.status["phase"] != reasons.SUCCEEDED
 
 
-def test_several_learners_have_trained_once_all_have() -> None:
+def test_multi_node_training_succeeds_only_when_all_learners_exit_zero() -> None:
     config = b.job(config=SHARDED)["spec"]["config"]
     raw = jobset_job(config=config, learner={"gpus": 1, "nodes": 2})
     seen = observed_jobset(raw)
@@ -151,7 +151,7 @@ def test_several_learners_have_trained_once_all_have() -> None:
     assert b.planned(raw, learners(DONE, DONE)).status["phase"] == reasons.SUCCEEDED
 
 
-def test_a_jobset_whose_pods_are_gone_tells_its_own_end() -> None:
+def test_completed_jobset_without_pods_succeeds() -> None:
     raw, seen = of_jobset()
     raw = b.with_status(raw, b.planned(raw, seen))
     completed = {**(seen.jobset or {}), "status": {"conditions": [b.job_condition("Completed")]}}

@@ -53,7 +53,7 @@ def replicated(made: Any, name: str) -> Any:
     return found["replicas"], found["template"]["spec"]
 
 
-def test_every_pod_has_the_same_servers_and_finds_its_own_by_its_index() -> None:
+def test_rollout_pods_share_config_and_find_servers_by_pod_index() -> None:
     made = written()
     assert set(made) == {"Secret", "ConfigMap", "NetworkPolicy", "JobSet"}
     replicas, rollout = replicated(made["JobSet"], "rollout")
@@ -69,7 +69,7 @@ def test_every_pod_has_the_same_servers_and_finds_its_own_by_its_index() -> None
     assert [one["group_port"] for one in servers] == [layout.GROUP_PORT + index for index in range(4)]
 
 
-def test_the_learners_end_is_the_jobsets_and_a_server_restarts_alone() -> None:
+def test_learner_result_ends_jobset_and_failed_server_restarts_alone() -> None:
     spec = written()["JobSet"]["spec"]
     assert spec["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["learner"]}
     (rule,) = spec["failurePolicy"]["rules"]
@@ -86,7 +86,7 @@ SHARDED = {"custom": {"extra": {"rollout_matching": {"vllm": {"server": {"learne
 
 
 @pytest.mark.parametrize(("mode", "spec"), [(b.COLOCATE, {"rollout": {}}), (SHARDED, {})], ids=["colocate", "servers"])
-def test_several_learner_pods_meet_at_the_first_and_reach_each_other_on_every_port(mode: Object, spec: Object) -> None:
+def test_learner_pods_rendezvous_at_first_pod_and_accept_all_ports_from_each_other(mode: Object, spec: Object) -> None:
     made = written(config=b.job(config=mode)["spec"]["config"], learner={"gpus": 8, "nodes": 2}, **spec)
     replicas, learner = replicated(made["JobSet"], "learner")
     assert (replicas, learner["completions"], learner["parallelism"], learner["backoffLimit"]) == (1, 2, 2, 6)
@@ -96,13 +96,13 @@ def test_several_learner_pods_meet_at_the_first_and_reach_each_other_on_every_po
     assert made["NetworkPolicy"]["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP"}]
 
 
-def test_local_processes_have_ports_of_their_own_and_one_learner() -> None:
+def test_local_run_gives_each_server_own_port() -> None:
     local = containers(parse_job(job()), host_for=lambda _: "127.0.0.1", tls=True)
     assert [one.port for one in local.servers] == [8000, 8001, 8002, 8003]
     assert [one.command[-2:] for one in local.servers] == [("--server", str(index)) for index in range(4)]
 
 
-def test_domains_queue_and_time_to_live_are_passed_on() -> None:
+def test_topology_queue_and_ttl_are_passed_to_jobset() -> None:
     key = "topology.kubernetes.io/zone"
     preferred = written(placement={"topologyKey": key}, labels=QUEUED)["JobSet"]
     assert QUEUED.items() <= preferred["metadata"]["labels"].items()
@@ -144,7 +144,7 @@ def test_domains_queue_and_time_to_live_are_passed_on() -> None:
         ({"placement": {"topology": "Exclusive"}}, "spec.placement.topology"),
     ],
 )
-def test_what_an_engine_cannot_do_is_refused_by_name(spec: Object, path: str) -> None:
+def test_unsupported_option_of_engine_is_refused_by_field_name(spec: Object, path: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_job(job(**spec))
     assert path in [problem.path for problem in refused.value.problems]
@@ -237,7 +237,7 @@ async def runs(life: Life, *, queued: bool = True) -> None:
     await life.one_pass()
 
 
-async def test_a_whole_life_runs_no_line_of_our_own_scheduling(life: Life) -> None:
+async def test_jobset_job_never_runs_own_placement_or_quota_code(life: Life) -> None:
     with traced() as found:
         await life.one_pass()
         assert life.server.written() == ["Secret", "ConfigMap", "NetworkPolicy", "JobSet"]
@@ -259,7 +259,7 @@ async def test_a_whole_life_runs_no_line_of_our_own_scheduling(life: Life) -> No
     assert found == set()
 
 
-async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pods(life: Life) -> None:
+async def test_suspended_job_deletes_jobset_and_new_one_waits_for_old_pods(life: Life) -> None:
     await runs(life)
     life.server.add(job(suspend=True), generation=2)
     await life.one_pass()
@@ -273,7 +273,7 @@ async def test_a_suspended_job_has_no_jobset_and_a_new_one_waits_for_the_old_pod
     assert ("JobSet", JOBSET) in life.server.objects
 
 
-async def test_a_jobset_gets_another_secret_only_once_the_pods_of_the_old_one_are_gone(life: Life) -> None:
+async def test_jobset_gets_new_secret_only_after_pods_with_old_one_are_gone(life: Life) -> None:
     await runs(life)
     pods = [name for kind, name in life.server.objects if kind == "Pod"]
     old = life.server.objects["Secret", "job-3v1-token"]["metadata"]["uid"]
@@ -300,7 +300,7 @@ async def test_a_jobset_gets_another_secret_only_once_the_pods_of_the_old_one_ar
         ("ReachedMaxRestarts", 1, reasons.BACKOFF_LIMIT),
     ],
 )
-async def test_a_failed_jobset_is_a_failed_job(life: Life, reason: str, code: int, expected: str) -> None:
+async def test_failed_jobset_fails_job_with_reason(life: Life, reason: str, code: int, expected: str) -> None:
     await runs(life)
     pod(life, "learner", 0, b.down("learner", code, "why"), phase="Failed")
     assert await life.one_pass() == jobset.SETTLES_S
@@ -309,7 +309,7 @@ async def test_a_failed_jobset_is_a_failed_job(life: Life, reason: str, code: in
     assert condition(life, reasons.FAILED) == ("True", expected)
 
 
-async def test_a_server_that_refuses_its_configuration_ends_all(life: Life) -> None:
+async def test_server_configuration_error_fails_whole_job(life: Life) -> None:
     await runs(life)
     pod(life, "rollout", 1, b.up("server-0"), b.down("server-1", 64, "no such model"))
     await life.one_pass()
@@ -318,7 +318,7 @@ async def test_a_server_that_refuses_its_configuration_ends_all(life: Life) -> N
     assert ("JobSet", JOBSET) not in life.server.objects
 
 
-async def test_a_lost_rollout_pod_counts_as_servers_that_do_not_answer(life: Life) -> None:
+async def test_missing_rollout_pod_lowers_number_of_ready_servers(life: Life) -> None:
     await runs(life)
     life.server.remove("Pod", f"{JOBSET}-rollout-0-1-x")
     await life.one_pass()
@@ -337,7 +337,7 @@ def loading(life: Life, index: int, *, bound_s: float) -> None:
 
 @pytest.mark.parametrize("given_s", [None, 50])
 @pytest.mark.parametrize("first", [0, 1])
-async def test_time_to_start_counts_from_when_a_pod_last_got_a_node(
+async def test_start_deadline_counts_from_when_last_pod_got_its_node(
     life: Life, first: int, given_s: float | None
 ) -> None:
     """Half of a job held its GPUs without end."""
@@ -360,7 +360,7 @@ async def test_time_to_start_counts_from_when_a_pod_last_got_a_node(
     assert await failed(after_s=last_s) == ("True", reasons.START_DEADLINE)
 
 
-async def test_refused_rollout_pod_is_named_beside_one_that_waits(life: Life) -> None:
+async def test_unschedulable_rollout_pod_is_reported_beside_waiting_one(life: Life) -> None:
     await runs(life, queued=False)
     refused = {
         "type": "PodScheduled",
@@ -376,7 +376,7 @@ async def test_refused_rollout_pod_is_named_beside_one_that_waits(life: Life) ->
         assert "no GPU is free" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
 
 
-async def test_rollout_pods_whose_claims_exist_are_ready_and_a_missing_claim_is_named(life: Life) -> None:
+async def test_rollout_pods_with_resource_claims_are_ready_and_missing_claim_is_reported(life: Life) -> None:
     claims = {"resourceClaimTemplate": "one-gpu"}
     life.server.add(job(rollout={"servers": 4, "serversPerPod": 2, **claims}, learner={"gpus": 1, **claims}))
     await runs(life, queued=False)
@@ -393,7 +393,7 @@ async def test_rollout_pods_whose_claims_exist_are_ready_and_a_missing_claim_is_
     assert "ResourceClaimTemplate one-gpu" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
 
 
-async def test_later_learner_pod_that_refuses_its_configuration_ends_the_job_with_its_words(life: Life) -> None:
+async def test_configuration_error_of_second_learner_pod_ends_job_with_its_message(life: Life) -> None:
     life.server.add(job(config=b.job(config=SHARDED)["spec"]["config"], learner={"gpus": 1, "nodes": 2}))
     await runs(life, queued=False)
     pod(life, "learner", 0, b.down("learner", 75, "a process of the run is gone"), phase="Failed")
@@ -404,7 +404,7 @@ async def test_later_learner_pod_that_refuses_its_configuration_ends_the_job_wit
     assert "no such image root" in life.server.objects[names.KIND, KEY.name]["status"]["message"]
 
 
-async def test_without_jobset_on_the_cluster_the_job_names_the_command_that_installs_it(life: Life) -> None:
+async def test_missing_jobset_crd_is_reported_with_install_command(life: Life) -> None:
     life.server.refused["JobSet"], life.server.refused_with = "404 page not found", 404
     with pytest.raises(RetryLater):
         await life.one_pass()
@@ -429,9 +429,7 @@ def size(life: Life) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("servers", [8, 2])
-async def test_another_number_of_servers_changes_their_job_their_list_and_nothing_else(
-    life: Life, servers: int
-) -> None:
+async def test_changed_server_count_scales_running_job_without_restart(life: Life, servers: int) -> None:
     await runs(life, queued=False)
     scaled(life, servers)
     await life.one_pass()
@@ -453,7 +451,7 @@ def listed(life: Life) -> int:
 
 
 @pytest.mark.parametrize(("kind", "name"), [("JobSet", JOBSET), ("Job", SERVERS)])
-async def test_servers_that_are_being_deleted_keep_their_number(life: Life, kind: str, name: str) -> None:
+async def test_servers_being_deleted_are_not_scaled(life: Life, kind: str, name: str) -> None:
     await runs(life, queued=False)
     deleted = life.server.objects[kind, name]
     life.server.put(deleted, deletionTimestamp=conditions.timestamp(b.NOW))
@@ -462,7 +460,7 @@ async def test_servers_that_are_being_deleted_keep_their_number(life: Life, kind
     assert size(life)[0] == 2
 
 
-async def test_somebody_elses_job_of_that_name_keeps_its_pods(life: Life) -> None:
+async def test_foreign_servers_job_is_not_scaled(life: Life) -> None:
     await runs(life, queued=False)
     metadata = {"name": SERVERS, "namespace": "team-a"}
     life.server.put({**life.server.objects["Job", SERVERS], "metadata": metadata})
@@ -471,7 +469,7 @@ async def test_somebody_elses_job_of_that_name_keeps_its_pods(life: Life) -> Non
     assert size(life)[0] == 2
 
 
-async def test_with_a_queue_there_are_no_more_servers_than_kueue_admitted(life: Life) -> None:
+async def test_queued_job_scales_only_up_to_servers_admitted_by_kueue(life: Life) -> None:
     await runs(life)
     scaled(life, 8)
     await life.one_pass()
@@ -489,7 +487,7 @@ async def test_with_a_queue_there_are_no_more_servers_than_kueue_admitted(life: 
     assert size(life) == (2, 2), "what it gave back is still its own"
 
 
-async def test_the_admins_largest_job_holds_for_a_job_that_grows(life: Life) -> None:
+async def test_scaling_up_respects_largest_job_of_admin_policy(life: Life) -> None:
     five = replace(b.SETTINGS, policy=AdminPolicy(largest_job={"*": 5}))
     life.reconciler._settings = five
     await runs(life, queued=False)
@@ -499,7 +497,7 @@ async def test_the_admins_largest_job_holds_for_a_job_that_grows(life: Life) -> 
     assert condition(life, reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
 
 
-async def test_a_failed_job_runs_again_once_its_number_of_servers_is_corrected(life: Life) -> None:
+async def test_failed_job_runs_again_after_server_count_is_corrected(life: Life) -> None:
     await runs(life, queued=False)
     pod(life, "learner", 0, b.down("learner", 1, "why"), phase="Failed")
     ends(life, "Failed", "ReachedMaxRestarts")

@@ -61,14 +61,14 @@ def quota_step(raw: Any, made: Plan) -> explanation.Step:
 ADMITTED = (condition("QuotaReserved"), condition("Admitted"))
 
 
-def test_nothing_but_the_workload_exists_before_it_is_admitted() -> None:
+def test_only_workload_exists_before_admission() -> None:
     made = passed(queued())
     assert b.kinds(made) == ["Workload"]
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
     assert made.placement is None
 
 
-def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
+def test_workload_requests_both_pods_on_same_host() -> None:
     spec = b.child(passed(queued()), "Workload")["spec"]
     assert (spec["queueName"], "active" in spec) == ("team", False)
     assert [pod_set["name"] for pod_set in spec["podSets"]] == ["rollout", "learner"]
@@ -76,7 +76,7 @@ def test_the_workload_asks_for_both_pods_on_one_host_together() -> None:
     assert [pod_set["topologyRequest"] for pod_set in spec["podSets"]] == [request, request]
 
 
-def test_a_job_whose_node_the_scheduler_finds_asks_for_no_host() -> None:
+def test_scheduler_mode_workload_requests_no_host() -> None:
     raw = queued(placement={"mode": "Scheduler"})
     spec = b.child(passed(raw), "Workload")["spec"]
     assert [pod_set.keys() for pod_set in spec["podSets"]] == [{"name", "count", "template"}] * 2
@@ -85,39 +85,39 @@ def test_a_job_whose_node_the_scheduler_finds_asks_for_no_host() -> None:
     assert "affinity" not in b.child(made, "Deployment")["spec"]["template"]["spec"]
 
 
-def test_where_the_controller_chooses_no_nodes_kueue_chooses_no_host() -> None:
+def test_workload_requests_no_host_when_controller_placement_is_off() -> None:
     """Nothing would tie the pods to it (`controller.placement: false`), and Kueue would count another one."""
     spec = b.child(b.planned(queued()), "Workload")["spec"]
     assert [pod_set.keys() for pod_set in spec["podSets"]] == [{"name", "count", "template"}] * 2
 
 
-def test_two_hosts_that_nobody_asked_for_are_none() -> None:
+def test_assignment_of_two_hosts_counts_as_no_host() -> None:
     found = workload(*ADMITTED, host="a")
     other = workload(*ADMITTED, host="b")["status"]["admission"]["podSetAssignments"]
     found["status"]["admission"]["podSetAssignments"] += other
     assert kueue.host(found) is None
 
 
-def test_a_flavor_that_has_no_topology_is_reported_with_the_way_out() -> None:
+def test_flavor_without_topology_is_reported_with_fix() -> None:
     waits = condition("QuotaReserved", "False", 'Flavor "x" does not support TopologyAwareScheduling')
     made = passed(queued(), Observed(workload=workload(waits)))
     assert made.status["message"].endswith("give the flavor a topologyName, or set spec.placement.mode to Scheduler")
 
 
-def test_a_job_repeats_kueues_message() -> None:
+def test_job_message_repeats_kueues_message() -> None:
     waits = condition("QuotaReserved", "False", "insufficient quota for nvidia.com/gpu")
     made = passed(queued(), Observed(workload=workload(waits)))
     assert made.status["message"] == "waits in queue team: insufficient quota for nvidia.com/gpu"
 
 
-def test_an_admitted_job_runs_on_the_host_that_kueue_assigned() -> None:
+def test_admitted_job_runs_on_host_assigned_by_kueue() -> None:
     account = n.capacity(n.node("tight", 4), n.node("assigned", 8))
     made = planned(queued(), account, Observed(workload=workload(*ADMITTED, host="assigned")))
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Deployment", "Job", "Workload"]
     assert b.node_of(made) == "assigned"
 
 
-def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is() -> None:
+def test_job_waits_for_assigned_host_though_another_is_free() -> None:
     account = n.capacity(n.node("b"), n.node("z"), filler := n.foreign("z", gpus=1))
     observed = Observed(workload=workload(*ADMITTED, host="z"))
     waits = planned(queued(), account, observed)
@@ -132,7 +132,7 @@ def test_a_job_waits_for_its_host_though_another_is_free_and_takes_it_once_it_is
 
 @pytest.mark.parametrize(("after_s", "kept"), [(59, True), (61, False)])
 @pytest.mark.parametrize("unusable", [n.node("assigned", unschedulable=True), n.node("assigned", 3)])
-def test_a_workload_with_a_host_of_no_use_is_replaced_after_a_while(unusable: Any, after_s: float, kept: bool) -> None:
+def test_workload_with_unusable_host_is_replaced_after_a_minute(unusable: Any, after_s: float, kept: bool) -> None:
     """Of two hosts the other one has room, which Kueue finds only for a job without quota."""
     account = n.capacity(unusable, n.node("free", 8))
     found = workload(*ADMITTED, host="assigned")
@@ -145,14 +145,14 @@ def test_a_workload_with_a_host_of_no_use_is_replaced_after_a_while(unusable: An
     assert runs.deletions == ()
 
 
-def test_a_host_that_is_no_node_is_reported() -> None:
+def test_assigned_host_without_matching_node_is_reported() -> None:
     observed = Observed(workload=workload(*ADMITTED, host="z"))
     made = planned(queued(), n.capacity(n.node("b")), observed)
     message = "Kueue assigned the host z, and no node has the label kubernetes.io/hostname=z"
     assert b.message(made, reasons.PLACED) == message
 
 
-def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
+def test_whole_job_moves_when_kueue_assigns_another_host() -> None:
     account = n.capacity(n.node(), n.node("z"))
     made = planned(queued(), account, replace(b.started(b.job()), workload=workload(*ADMITTED, host="z")))
     assert made.deletions == ("Job", "Deployment")
@@ -162,7 +162,7 @@ def test_a_job_moves_as_a_whole_when_kueue_assigns_it_another_host() -> None:
     assert b.node_of(again) == "z"
 
 
-def test_hosts_that_share_letters_are_put_together() -> None:
+def test_compressed_host_name_from_kueue_is_expanded() -> None:
     found = workload(*ADMITTED, host="x")
     topology = found["status"]["admission"]["podSetAssignments"][0]["topologyAssignment"]
     topology["slices"][0]["valuesPerLevel"] = [{"individual": {"prefix": "gpu-", "roots": ["7"], "suffix": "-eu"}}]
@@ -174,7 +174,7 @@ def running(*conditions: dict[str, str], pods: tuple[Any, ...] | None = None) ->
     return replace(started, workload=workload(*conditions), pods=started.pods if pods is None else pods)
 
 
-def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
+def test_evicted_job_deletes_pods_before_returning_quota() -> None:
     evicted = (*ADMITTED, condition("Evicted", message="preempted"))
     first = passed(queued(), running(*evicted))
     assert first.deletions == ("Job", "Deployment")
@@ -193,7 +193,7 @@ def test_an_evicted_job_goes_first_and_gives_its_quota_back_then() -> None:
     assert evicted_since == [evicted[-1]]
 
 
-def test_kueue_learns_once_that_the_pods_run_and_that_the_job_has_ended() -> None:
+def test_pods_ready_and_finished_are_reported_to_kueue_once() -> None:
     assert reported(passed(queued(), running(*ADMITTED)))["PodsReady"] == ("True", "Started")
     again = passed(queued(), running(*ADMITTED, condition("PodsReady")))
     assert again.workload_patch is None
@@ -204,7 +204,7 @@ def test_kueue_learns_once_that_the_pods_run_and_that_the_job_has_ended() -> Non
         assert reported(ended)["Finished"] == ("True", "JobFinished")
 
 
-def test_what_kueue_learns_holds_only_for_the_version_that_was_read() -> None:
+def test_report_to_kueue_carries_resource_version_that_was_read() -> None:
     """A merge patch replaces the list of conditions: an eviction that came in between would be lost."""
     made = passed(queued(), running(*ADMITTED))
     assert made.workload_patch
@@ -224,7 +224,7 @@ def test_what_kueue_learns_holds_only_for_the_version_that_was_read() -> None:
         (condition("PodsReady", reason="Recovered"), None, ("False", "WaitForRecovery")),
     ],
 )
-def test_kueue_learns_when_pods_that_were_ready_are_not_any_more(known: Any, learner: Any, answer: Any) -> None:
+def test_lost_pod_readiness_is_reported_to_kueue(known: Any, learner: Any, answer: Any) -> None:
     pods = (b.rollout_pod(True, True, True), *([learner] if learner else []))
     observed = running(*ADMITTED, *([known] if known else []), pods=pods)
     made = passed(queued(), observed)
@@ -251,7 +251,7 @@ def template(made: Plan, kind: str) -> Any:
     return b.child(made, kind)["spec"]["template"]
 
 
-def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_node_takes_them() -> None:
+def test_pods_get_labels_and_tolerations_of_kueue_flavor() -> None:
     account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
     assert kueue.flavors_of(assigned().workload) == ("tainted",)
     made = planned(queued(), account, assigned())
@@ -261,7 +261,7 @@ def test_pods_get_the_labels_and_tolerations_of_their_flavor_and_so_a_tainted_no
         assert (spec["tolerations"], spec["nodeSelector"]) == ([TOLERATION], {"gpu": "h200"})
 
 
-def test_the_jobs_own_placement_stays_beside_its_flavors() -> None:
+def test_job_placement_is_kept_beside_kueue_flavor() -> None:
     own = {"key": "team", "operator": "Exists"}
     raw = queued(placement={"nodeSelector": {"zone": "a"}, "tolerations": [own, TOLERATION]})
     made = planned(raw, n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "zone": "a"})), assigned(raw))
@@ -270,7 +270,7 @@ def test_the_jobs_own_placement_stays_beside_its_flavors() -> None:
     assert spec["nodeSelector"] == {"gpu": "h200", "zone": "a"}
 
 
-def test_an_admission_check_may_add_to_one_role_and_changes_no_label_of_ours() -> None:
+def test_admission_check_adds_to_single_role_without_changing_own_labels() -> None:
     account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200", "rack": "7"}))
     check = {"nodeSelector": {"rack": "7"}, "labels": {"seen": "yes", names.LABEL_JOB: "other"}}
     made = planned(queued(), account, assigned(**check))
@@ -280,14 +280,14 @@ def test_an_admission_check_may_add_to_one_role_and_changes_no_label_of_ours() -
     assert rollout["spec"]["nodeSelector"] == {"gpu": "h200"}
 
 
-def test_pods_that_kueue_placed_are_marked_so_that_it_does_not_count_them_twice() -> None:
+def test_pods_are_annotated_so_that_kueue_does_not_count_them_twice() -> None:
     made = planned(queued(), n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"})), assigned())
     for kind in ("Deployment", "Job"):
         annotations = template(made, kind)["metadata"]["annotations"]
         assert annotations["kueue.x-k8s.io/podset-required-topology"] == "kubernetes.io/hostname"
 
 
-def test_running_pods_do_not_notice_that_their_flavor_was_edited() -> None:
+def test_flavor_edit_does_not_change_running_pods() -> None:
     account = n.capacity(n.node(taints=[TAINT], labels={"gpu": "h200"}))
     made = planned(queued(), account, assigned())
     running = replace(
@@ -310,7 +310,7 @@ def without_kueue(raw: Any, observed: Observed = b.NOTHING) -> Plan:
     return b.plan(raw, observed, settings=settings, now=b.NOW, snapshot=snapshot)
 
 
-def test_a_queue_that_nobody_serves_is_reported_with_the_way_out_and_nothing_is_written() -> None:
+def test_queue_without_kueue_support_is_reported_with_fix_and_nothing_is_written() -> None:
     made = without_kueue(queued())
     assert made.children == ()
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.KUEUE_DISABLED)
@@ -326,19 +326,19 @@ def test_a_queue_that_nobody_serves_is_reported_with_the_way_out_and_nothing_is_
     assert b.condition(without_kueue(b.job()), reasons.QUOTA_RESERVED) is None
 
 
-def test_a_job_that_runs_continues_when_the_controller_stops_to_serve_kueue() -> None:
+def test_running_job_continues_when_kueue_support_is_turned_off() -> None:
     made = without_kueue(queued(), b.started(b.job()))
     assert (made.children, made.deletions) == ((), ())
 
 
-def test_the_priority_class_counts_in_the_queue_too() -> None:
+def test_pod_priority_class_counts_in_queue() -> None:
     high = {"metadata": {"name": "high"}, "value": 10}
     raw = queued(placement={"priorityClassName": "high"})
     spec = b.child(passed(raw, Observed(pod_priority_class=high)), "Workload")["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (10, "high")
 
 
-def test_a_job_without_a_queue_has_no_workload() -> None:
+def test_job_without_queue_has_no_workload() -> None:
     made = passed(b.job())
     assert "Workload" not in b.kinds(made)
     assert names.ROLE_QUOTA not in str(made.children)
@@ -359,7 +359,7 @@ def spec_of(raw: Any, observed: Observed, **more: Any) -> Any:
     return b.child(passed(raw, observed, **more), "Workload")["spec"]
 
 
-def test_a_job_that_waits_changes_its_queue_with_its_label() -> None:
+def test_pending_job_changes_queue_with_its_label() -> None:
     observed = Observed(workload=workload(PENDING))
     made = passed(labelled(queue_name="other"), observed)
     (write,) = comparison.writes(made.children, observed)
@@ -367,17 +367,17 @@ def test_a_job_that_waits_changes_its_queue_with_its_label() -> None:
     assert comparison.writes(passed(queued(), observed).children, observed) == []
 
 
-def test_a_job_that_has_quota_keeps_its_queue() -> None:
+def test_admitted_job_keeps_its_queue_when_label_changes() -> None:
     assert spec_of(labelled(queue_name="other"), Observed(workload=workload(*ADMITTED)))["queueName"] == "team"
 
 
-def test_a_job_that_leaves_the_queue_takes_its_place_in_it_along() -> None:
+def test_pending_job_without_queue_label_deletes_workload_and_admitted_one_keeps_it() -> None:
     waits, runs = Observed(workload=workload(PENDING)), Observed(workload=workload(*ADMITTED))
     assert passed(b.job(), waits).deletions == ("Workload",)
     assert passed(b.job(), runs).deletions == ()
 
 
-def test_a_class_of_kueues_own_ranks_the_job_in_its_queue_and_not_its_pods() -> None:
+def test_workload_priority_class_ranks_job_in_queue_but_not_its_pods() -> None:
     raw = labelled(priority_class="urgent")
     raw["spec"]["placement"] = {"priorityClassName": "high"}
     high = {"metadata": {"name": "high"}, "value": 10}
@@ -386,14 +386,14 @@ def test_a_class_of_kueues_own_ranks_the_job_in_its_queue_and_not_its_pods() -> 
     assert {one["template"]["spec"]["priorityClassName"] for one in spec["podSets"]} == {"high"}
 
 
-def test_a_rank_that_was_given_is_never_sent_otherwise() -> None:
+def test_workload_priority_is_not_changed_once_set() -> None:
     made = workload(*ADMITTED)
     made["spec"] |= {"priority": 7, "priorityClassRef": REF}
     spec = spec_of(labelled(), Observed(workload=made))
     assert (spec["priority"], spec["priorityClassRef"]) == (7, REF)
 
 
-def test_a_class_that_does_not_exist_is_named_and_no_quota_is_asked_for() -> None:
+def test_missing_workload_priority_class_is_reported_and_no_quota_requested() -> None:
     raw = labelled(priority_class="urgent")
     made = passed(raw)
     assert (made.children, made.again_after_s) == ((), kueue.CLASS_AGAIN_S)
@@ -404,14 +404,14 @@ def test_a_class_that_does_not_exist_is_named_and_no_quota_is_asked_for() -> Non
     assert b.kinds(passed(raw, Observed(priority_class=URGENT))) == ["Workload"]
 
 
-def test_a_class_without_a_queue_has_no_effect() -> None:
+def test_workload_priority_class_without_queue_has_no_effect() -> None:
     raw = b.job()
     raw["metadata"]["labels"] = {kueue.PRIORITY_LABEL: "urgent"}
     assert kueue.priority_name(raw) is None
     assert b.condition(passed(raw), reasons.QUOTA_RESERVED) is None
 
 
-def test_a_learner_that_kueue_queues_itself_is_reported_with_the_way_out() -> None:
+def test_learner_job_suspended_by_default_queue_is_reported_with_fix() -> None:
     account = n.capacity(n.node())
     first = planned(b.job(), account)
     assert first.placement

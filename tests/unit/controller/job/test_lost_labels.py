@@ -35,7 +35,7 @@ def unseen(seen: Observed, role: str, *, in_store: bool) -> Observed:
 
 @pytest.mark.parametrize("in_store", [False, True], ids=["all labels", "its role"])
 @pytest.mark.parametrize("role", ROLES)
-def test_a_pod_that_has_lost_its_labels_does_not_end_the_run(role: str, in_store: bool) -> None:
+def test_relabelled_pod_is_reported_and_run_continues(role: str, in_store: bool) -> None:
     """After 100 s the whole job was moved, and its learner ended."""
     account = n.capacity(n.node())
     raw, seen = b.job(), placed(b.job(), account)
@@ -56,7 +56,7 @@ def test_a_pod_that_has_lost_its_labels_does_not_end_the_run(role: str, in_store
     assert label in step.message
 
 
-def test_an_unseen_learner_still_ends_its_job() -> None:
+def test_learner_without_labels_still_completes_its_job() -> None:
     account = n.capacity(n.node())
     raw, seen = b.job(), placed(b.job(), account)
     raw = b.with_status(raw, planned(raw, account, seen))
@@ -65,7 +65,7 @@ def test_an_unseen_learner_still_ends_its_job() -> None:
     assert planned(raw, account, done).status["phase"] == reasons.SUCCEEDED
 
 
-def test_a_pod_that_its_parent_has_made_a_moment_ago_has_lost_nothing() -> None:
+def test_newly_created_pod_not_yet_seen_does_not_count_as_unlabelled() -> None:
     raw = b.job()
     raw = b.with_status(raw, b.planned(raw))
     seen = unseen(b.created(b.planned(raw)), names.ROLE_LEARNER, in_store=False)
@@ -79,7 +79,7 @@ WRONG: list[Any] = ["x", "", "-1", "1.5", "٣", "9" * 5000, "0x1"]
 
 @pytest.mark.parametrize("label", [names.LABEL_POD_INDEX, names.LABEL_JOB_INDEX])
 @pytest.mark.parametrize("value", WRONG)
-def test_an_index_that_is_no_number_keeps_no_deadline_from_ending_a_job(label: str, value: str) -> None:
+def test_invalid_pod_index_label_does_not_block_deadline_or_ttl(label: str, value: str) -> None:
     """Each pass met a bug, and neither deadline nor time to live came."""
     raw = jobset_job(activeDeadlineSeconds=60, ttlSecondsAfterFinished=5)
     seen = observed_jobset(raw)
@@ -91,7 +91,7 @@ def test_an_index_that_is_no_number_keeps_no_deadline_from_ending_a_job(label: s
     assert b.planned(b.with_status(raw, late), seen, after_s=70).delete_job
 
 
-def test_an_index_that_somebody_overwrote_is_read_from_the_annotation() -> None:
+def test_overwritten_pod_index_label_is_read_from_annotation() -> None:
     raw = jobset_job()
     seen = observed_jobset(raw)
     plain = b.planned(raw, seen).status["servers"]

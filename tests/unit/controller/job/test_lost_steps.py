@@ -91,7 +91,7 @@ def kept(made: Plan) -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("where", FLEETING)
-def test_steps_that_went_with_the_output_folder_are_a_condition_and_an_event(where: str) -> None:
+def test_steps_lost_with_temporary_output_folder_set_condition_and_event(where: str) -> None:
     raw = trained(b.job(**FLEETING[where]))
     before = raw["status"]
     made = b.planned(raw, seen_anew(raw, resumed=0))
@@ -105,7 +105,7 @@ def test_steps_that_went_with_the_output_folder_are_a_condition_and_an_event(whe
     JobStatus.model_validate(made.status)
 
 
-def test_steps_since_the_last_checkpoint_are_lost_too() -> None:
+def test_steps_after_last_checkpoint_are_reported_as_lost() -> None:
     raw = trained(b.job())
     made = b.planned(raw, seen_anew(raw, resumed=8))
     assert b.message(made, reasons.STEPS_KEPT) == (
@@ -113,7 +113,7 @@ def test_steps_since_the_last_checkpoint_are_lost_too() -> None:
     )
 
 
-def test_lost_steps_are_said_until_they_are_done_again_and_once_as_an_event() -> None:
+def test_lost_steps_are_reported_until_redone_with_single_event() -> None:
     raw = trained(b.job(volumes=EMPTY))
     told: list[str] = []
     for step in (0, 4, 10, 11, 12):
@@ -126,18 +126,18 @@ def test_lost_steps_are_said_until_they_are_done_again_and_once_as_an_event() ->
 
 
 @pytest.mark.parametrize("resumed", [11, 12, None], ids=["all kept", "more than was seen", "an older learner"])
-def test_no_steps_are_lost_where_the_learner_goes_on(resumed: int | None) -> None:
+def test_no_steps_are_reported_lost_when_learner_resumes_where_it_was(resumed: int | None) -> None:
     raw = trained(b.job())
     assert kept(b.planned(raw, seen_anew(raw, resumed=resumed))) is None
 
 
-def test_a_learner_that_restarts_in_its_pod_may_lose_steps_as_well() -> None:
+def test_restart_inside_pod_can_lose_steps() -> None:
     raw = trained(b.job())
     made = b.planned(raw, b.started(raw, progress=b.report(0, resumed_step=5, restarts=1)))
     assert kept(made) == ("False", reasons.STEPS_LOST)
 
 
-def test_an_edited_run_has_lost_nothing() -> None:
+def test_edited_run_does_not_report_lost_steps() -> None:
     """It has another output folder, or another course, and begins anew as its author wants."""
     raw = trained(b.job())
     edited = b.edited({**raw, "status": {**raw["status"], "phase": "Suspended"}}, image="another:1")
@@ -150,7 +150,7 @@ def suspended(raw: b.Object, observed: Observed) -> Plan:
 
 
 @pytest.mark.parametrize("where", FLEETING)
-def test_a_suspended_job_whose_output_is_gone_promises_no_checkpoint(where: str) -> None:
+def test_suspended_job_with_temporary_output_promises_no_checkpoint(where: str) -> None:
     raw = trained(b.job(**FLEETING[where]))
     message = suspended(raw, Observed(secret=b.secret())).status["message"]
     assert message.startswith("spec.suspend is true: no pod exists; set it to false to start again at step 0")
@@ -159,7 +159,7 @@ def test_a_suspended_job_whose_output_is_gone_promises_no_checkpoint(where: str)
 
 
 @pytest.mark.parametrize("where", LASTING)
-def test_a_suspended_job_resumes_from_its_checkpoint_where_there_is_one(where: str) -> None:
+def test_suspended_job_with_persistent_output_promises_resume_from_checkpoint(where: str) -> None:
     raw = trained(b.job(**LASTING[where]))
     message = suspended(raw, Observed(secret=b.secret())).status["message"]
     assert message == (
@@ -168,7 +168,7 @@ def test_a_suspended_job_resumes_from_its_checkpoint_where_there_is_one(where: s
     )
 
 
-def test_a_suspended_job_that_has_done_no_step_promises_no_checkpoint() -> None:
+def test_suspended_job_without_any_step_promises_no_checkpoint() -> None:
     message = b.planned(b.job(suspend=True)).status["message"]
     assert message == "spec.suspend is true: no pod exists; set it to false to start"
 
@@ -187,7 +187,7 @@ WAITS = b.waiting_learner_pod()
     ],
     ids=["it runs", "it waits", "it waited", "it is told to stop", "it has stopped"],
 )
-def test_only_a_learner_that_runs_is_said_to_write_its_checkpoint(learner: b.Object, words: str) -> None:
+def test_ending_learner_is_said_to_write_checkpoint_only_if_it_runs(learner: b.Object, words: str) -> None:
     raw = b.job()
     ending = replace(b.started(raw), learner=None, deployment=None, pods=(learner,), progress=None)
     made = suspended(raw, ending)
@@ -197,7 +197,7 @@ def test_only_a_learner_that_runs_is_said_to_write_its_checkpoint(learner: b.Obj
     assert ("checkpoint" in running) is ("checkpoint" in words), running
 
 
-def test_a_run_that_loses_its_folder_is_not_told_that_a_checkpoint_is_written() -> None:
+def test_suspension_message_mentions_no_checkpoint_when_output_is_temporary() -> None:
     raw = b.job(volumes=EMPTY)
     ending = replace(b.started(raw), learner=None, deployment=None, pods=(leaving(b.learner_pod()),), progress=None)
     assert suspended(raw, ending).status["message"] == "spec.suspend is true: the pods end"

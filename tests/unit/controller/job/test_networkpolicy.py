@@ -67,7 +67,7 @@ def policy(namespace: str | None = "stage2-system", transport: str = "auto", *, 
 
 
 @pytest.mark.parametrize("transport", ["tcp", "nccl"])
-def test_over_tcp_no_port_is_open_that_has_no_name(transport: str) -> None:
+def test_unnamed_ports_are_open_between_pods_only_for_nccl(transport: str) -> None:
     found = policy(transport=transport)
     for source, target, named in ((LEARNER, SERVER, 8001), (SERVER, LEARNER, 51217)):
         assert allowed(found, source, target, named)
@@ -75,43 +75,43 @@ def test_over_tcp_no_port_is_open_that_has_no_name(transport: str) -> None:
 
 
 @pytest.mark.parametrize("port", [8000, 8001, 8002, CHOSEN])
-def test_only_the_learner_reaches_its_servers(port: int) -> None:
+def test_only_own_learner_reaches_servers(port: int) -> None:
     assert allowed(policy(), LEARNER, SERVER, port)
     for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, NAMESAKE):
         assert not allowed(policy(), stranger, SERVER, port)
 
 
 @pytest.mark.parametrize("port", [51216, 51217, 51218, CHOSEN])
-def test_only_its_servers_reach_the_learners_transfer_groups(port: int) -> None:
+def test_only_own_servers_reach_transfer_ports_of_learner(port: int) -> None:
     assert allowed(policy(), SERVER, LEARNER, port)
     for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, IMPOSTOR):
         assert not allowed(policy(), stranger, LEARNER, port)
 
 
-def test_only_the_controller_reads_the_progress() -> None:
+def test_only_controller_reaches_progress_port() -> None:
     assert allowed(policy(), CONTROLLER, LEARNER, 9400)
     for stranger in (OTHER_LEARNER, OTHER_SERVER, IMPOSTOR):
         assert not allowed(policy(), stranger, LEARNER, 9400)
 
 
-def test_a_controller_outside_the_cluster_reads_the_progress_too() -> None:
+def test_controller_outside_cluster_reaches_progress_port() -> None:
     assert allowed(policy(None), IMPOSTOR, LEARNER, 9400)
     assert not allowed(policy(None), IMPOSTOR, LEARNER, 51216)
 
 
-def test_prometheus_scrapes_the_learner_from_any_namespace_of_the_cluster() -> None:
+def test_prometheus_scrapes_learner_from_any_namespace() -> None:
     prometheus: Peer = ("monitoring", {"app.kubernetes.io/name": "prometheus"})
     assert allowed(policy(), prometheus, LEARNER, 9401)
     assert not allowed(policy(), prometheus, LEARNER, 9400)
 
 
-def test_no_other_port_is_open_to_anybody_else() -> None:
+def test_other_server_ports_are_closed_to_everyone_else() -> None:
     for stranger in (OTHER_LEARNER, OTHER_SERVER, CONTROLLER, NAMESAKE):
         assert not any(allowed(policy(), stranger, SERVER, port) for port in (22, 7999, 8003))
 
 
 @pytest.mark.parametrize("transport", ["tcp", "nccl"])
-def test_the_pods_of_a_job_connect_to_each_other_alone(transport: str) -> None:
+def test_pods_connect_only_to_pods_of_same_job(transport: str) -> None:
     found = policy(transport=transport)
     for source, target, named in ((LEARNER, SERVER, 8001), (SERVER, LEARNER, 51217)):
         assert lets_out(found, source, target, named)
@@ -120,7 +120,7 @@ def test_the_pods_of_a_job_connect_to_each_other_alone(transport: str) -> None:
             assert not any(lets_out(found, source, stranger, port) for port in (named, CHOSEN, 22, 443))
 
 
-def test_names_are_looked_up_wherever_the_cluster_s_name_servers_are() -> None:
+def test_dns_is_allowed_to_any_name_server_of_cluster() -> None:
     name_server: Peer = ("kube-system", {"k8s-app": "kube-dns"})
     assert {"ipBlock": {"cidr": "169.254.0.0/16"}} in policy()["spec"]["egress"][-1]["to"], "one on the node itself"
     for found in (policy(), policy(rollout={"servers": 0}, config=b.COLOCATE)):
@@ -152,12 +152,12 @@ NEEDS_NOBODY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("spec", NEEDS_OTHERS.values(), ids=NEEDS_OTHERS)
-def test_what_a_job_names_elsewhere_opens_its_way_out_unless_it_is_closed(spec: dict[str, Any]) -> None:
+def test_job_that_needs_external_hosts_has_open_egress_unless_closed(spec: dict[str, Any]) -> None:
     assert lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
     assert not lets_out(policy(network={"egress": "Closed"}, **spec), LEARNER, ELSEWHERE, 443)
 
 
 @pytest.mark.parametrize("spec", NEEDS_NOBODY.values(), ids=NEEDS_NOBODY)
-def test_what_needs_nobody_else_leaves_the_way_out_closed_unless_it_is_opened(spec: dict[str, Any]) -> None:
+def test_job_without_external_needs_has_closed_egress_unless_opened(spec: dict[str, Any]) -> None:
     assert not lets_out(policy(**spec), LEARNER, ELSEWHERE, 443)
     assert lets_out(policy(network={"egress": "Open"}, **spec), LEARNER, ELSEWHERE, 443)

@@ -32,7 +32,7 @@ def children() -> dict[str, Any]:
     return {child["kind"]: child for child in static_children(job)}
 
 
-def test_six_gpus_serve_on_port_8080_and_two_learn_in_a_process_each(children: dict[str, Any]) -> None:
+def test_example_job_runs_server_on_six_gpus_and_two_learner_processes(children: dict[str, Any]) -> None:
     (server,) = children["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert server["command"][:2] == ["stage2", "serve"]
     assert server["resources"]["limits"]["nvidia.com/gpu"] == "6"
@@ -43,7 +43,7 @@ def test_six_gpus_serve_on_port_8080_and_two_learn_in_a_process_each(children: d
     assert learner["resources"]["limits"]["nvidia.com/gpu"] == "2"
 
 
-def test_the_run_reaches_its_server_where_the_job_puts_it(children: dict[str, Any]) -> None:
+def test_run_config_points_to_server_address_of_job(children: dict[str, Any]) -> None:
     config = yaml.safe_load(children["ConfigMap"]["data"]["config.yaml"])
     (server,) = config["custom"]["extra"]["rollout_matching"]["vllm"]["server"]["servers"]
     assert server["base_url"].endswith(":8080")
@@ -98,7 +98,7 @@ def without_what_only_a_controller_adds(manifest: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=[path.name for path in EXAMPLES])
-def test_static_yaml_and_the_controller_make_the_same_children(path: Path) -> None:
+def test_static_yaml_and_controller_create_same_children(path: Path) -> None:
     job = raw(path)
     written, made = static(parse_job(job)), controlled(job)
     assert set(written) == set(made)
@@ -109,7 +109,7 @@ def test_static_yaml_and_the_controller_make_the_same_children(path: Path) -> No
 
 
 @pytest.mark.parametrize("path", ON_ONE_NODE, ids=[path.name for path in ON_ONE_NODE])
-def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
+def test_local_processes_match_pod_containers(path: Path) -> None:
     job = parse_job(raw(path))
     host = names.service_host(job.metadata.name, "team-a")
     local = containers(job, host_for=lambda _: host, tls=True)
@@ -124,7 +124,7 @@ def test_local_processes_are_the_containers_of_the_pods(path: Path) -> None:
     assert written["ConfigMap"]["data"][layout.CONFIG_KEY] == local.config_text
 
 
-def test_the_plan_of_the_example_is_the_golden_one() -> None:
+def test_example_plan_matches_golden_file() -> None:
     assert list(yaml.safe_load_all(GOLDEN.read_text(encoding="utf-8"))) == golden()
 
 

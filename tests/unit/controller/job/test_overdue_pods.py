@@ -34,7 +34,7 @@ OVER: dict[str, Any] = {"succeeded": succeeded, "failed": failed}
 
 
 @pytest.mark.parametrize("how", OVER)
-def test_a_pod_that_outlives_its_job_is_named(how: str) -> None:
+def test_overdue_pod_of_finished_job_is_reported(how: str) -> None:
     raw, seen = OVER[how]()
     early = b.planned(raw, seen, after_s=10)
     assert b.condition(early, reasons.PODS_ENDED) is None
@@ -59,7 +59,7 @@ def test_a_pod_that_outlives_its_job_is_named(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", OVER)
-def test_it_is_forgotten_once_the_pod_is_gone(how: str) -> None:
+def test_report_of_overdue_pod_clears_once_pod_is_gone(how: str) -> None:
     raw, seen = OVER[how]()
     raw = b.with_status(raw, b.planned(raw, seen, after_s=10))
     raw = b.with_status(raw, b.planned(raw, seen, after_s=LATE_S))
@@ -68,7 +68,7 @@ def test_it_is_forgotten_once_the_pod_is_gone(how: str) -> None:
     assert "has not ended" not in made.status["message"]
 
 
-def test_a_suspended_job_names_the_pod_that_it_waits_for() -> None:
+def test_suspended_job_reports_overdue_pod_it_waits_for() -> None:
     raw = b.job(suspend=True)
     seen = b.pods_alone(leaving(b.rollout_pod(True, True, True)))
     early = b.planned(raw, seen, after_s=10)
@@ -79,7 +79,7 @@ def test_a_suspended_job_names_the_pod_that_it_waits_for() -> None:
     assert "kubectl delete node" not in made.status["message"]
 
 
-def test_a_pod_without_a_node_keeps_nothing() -> None:
+def test_overdue_pod_without_node_is_not_reported() -> None:
     raw, seen = succeeded()
     seen = replace(seen, pods=(leaving(b.pod("rollout", node=None)),))
     raw = b.with_status(raw, b.planned(raw, seen))

@@ -46,7 +46,7 @@ def too_early() -> Iterator[tuple[str, str]]:
                 yield f"step_of_line_{step.lineno}_before_{name}", ast.unparse(tree)
 
 
-def test_a_step_that_is_taken_before_its_inputs_does_not_type_check(tmp_path: Path) -> None:
+def test_planning_step_used_before_its_inputs_does_not_type_check(tmp_path: Path) -> None:
     """A place that was chosen before the question of quota once passed all checks: no quota meant none is needed."""
     variants = dict(too_early())
     assert any(name.endswith("_before_admission") for name in variants)
@@ -72,12 +72,12 @@ def passed_on() -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("function", "parameter"), sorted(passed_on()))
-def test_a_step_cannot_leave_out_a_result_that_it_needs(function: str, parameter: str) -> None:
+def test_planning_step_requires_each_result_as_keyword(function: str, parameter: str) -> None:
     found = inspect.signature(eval(function, vars(page))).parameters[parameter]
     assert (found.kind, found.default) == (found.KEYWORD_ONLY, found.empty)
 
 
-def test_the_inputs_of_a_pass_are_complete_and_frozen() -> None:
+def test_job_pass_inputs_are_required_and_frozen() -> None:
     assert [field.name for field in dataclasses.fields(JobPass) if field.default is not dataclasses.MISSING] == []
     with pytest.raises(dataclasses.FrozenInstanceError):
         JobPass.__setattr__(object.__new__(JobPass), "observed", None)

@@ -17,7 +17,7 @@ AHEAD_S = 3600.0
 """How wrong the clock was."""
 
 
-def test_deadlines_count_from_when_the_clock_was_set_back() -> None:
+def test_active_deadline_restarts_when_clock_is_set_back() -> None:
     raw = b.job(activeDeadlineSeconds=60)
     raw = b.with_status(raw, b.planned(raw, after_s=AHEAD_S))
     observed = b.started(raw)
@@ -28,7 +28,7 @@ def test_deadlines_count_from_when_the_clock_was_set_back() -> None:
     assert b.condition(made, reasons.FAILED) == ("True", reasons.DEADLINE_EXCEEDED)
 
 
-def test_the_time_to_start_counts_from_when_the_clock_was_set_back() -> None:
+def test_start_deadline_restarts_when_clock_is_set_back() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 40})
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
     raw = b.with_status(raw, b.planned(raw, loading, after_s=AHEAD_S))
@@ -38,7 +38,7 @@ def test_the_time_to_start_counts_from_when_the_clock_was_set_back() -> None:
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
-def test_a_clock_that_was_behind_for_a_while_brings_no_deadline_forward() -> None:
+def test_clock_briefly_behind_does_not_shorten_deadline() -> None:
     """The cluster dated the job's pods after its start, so it is our clock that is wrong."""
     raw = b.job(activeDeadlineSeconds=60)
     raw = b.with_status(raw, b.planned(raw))
@@ -49,7 +49,7 @@ def test_a_clock_that_was_behind_for_a_while_brings_no_deadline_forward() -> Non
     assert made.status["phase"] == reasons.RUNNING
 
 
-def test_the_time_to_live_counts_from_when_the_clock_was_set_back() -> None:
+def test_ttl_restarts_when_clock_is_set_back() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
     complete = b.completed(raw)
     raw = b.with_status(raw, b.planned(raw, complete, after_s=AHEAD_S))
@@ -58,7 +58,7 @@ def test_the_time_to_live_counts_from_when_the_clock_was_set_back() -> None:
     assert b.planned(b.with_status(raw, back), complete, after_s=100).delete_job
 
 
-def test_a_pod_has_its_grace_before_it_is_overdue() -> None:
+def test_pod_is_overdue_only_after_its_grace_period() -> None:
     """The time of its deletion lies in the future for as long as its grace is: no clock is wrong."""
     pod = b.pod(names.ROLE_LEARNER)
     ends = conditions.timestamp(b.NOW + timedelta(seconds=900))
@@ -68,7 +68,7 @@ def test_a_pod_has_its_grace_before_it_is_overdue() -> None:
     assert ending.seconds_to_overdue(pod, wrong) == 900 + ending.OVERDUE_S
 
 
-def test_the_learner_waits_for_its_servers_in_its_pod() -> None:
+def test_learner_pod_waits_for_servers_to_load() -> None:
     raw = b.job()
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
     made = b.planned(raw, loading)
@@ -77,14 +77,14 @@ def test_the_learner_waits_for_its_servers_in_its_pod() -> None:
     assert made.deletions == ()
 
 
-def test_a_server_that_restarts_does_not_take_the_learner_away() -> None:
+def test_server_restart_does_not_delete_learner() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, pods=(b.rollout_pod(True, False, True), b.learner_pod())))
     assert "Job" in b.kinds(made)
     assert made.deletions == ()
 
 
-def test_colocate_needs_no_servers() -> None:
+def test_colocated_job_has_no_servers() -> None:
     made = b.planned(b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4}))
     assert b.kinds(made) == ["Secret", "ConfigMap", "NetworkPolicy", "Job"]
     learner = b.child(made, "Job")["spec"]["template"]["spec"]
@@ -94,7 +94,7 @@ def test_colocate_needs_no_servers() -> None:
     assert learner["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": "4"}}
 
 
-def test_the_second_pass_over_the_same_state_plans_the_same() -> None:
+def test_repeated_pass_over_same_state_yields_same_plan() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(raw, observed)
@@ -102,7 +102,7 @@ def test_the_second_pass_over_the_same_state_plans_the_same() -> None:
     assert (again.status, again.children) == (made.status, made.children)
 
 
-def test_a_done_learner_releases_the_servers() -> None:
+def test_finished_learner_deletes_servers() -> None:
     raw = b.job()
     made = b.planned(raw, b.completed(raw))
     assert made.status["phase"] == reasons.SUCCEEDED
@@ -110,7 +110,7 @@ def test_a_done_learner_releases_the_servers() -> None:
     assert made.children == ()
 
 
-def test_a_done_job_stays_done_when_its_children_are_gone() -> None:
+def test_finished_job_stays_finished_when_children_are_gone() -> None:
     raw = b.job()
     done = b.with_status(raw, b.planned(raw, b.completed(raw)))
     later = b.planned(done, Observed(), after_s=3600)
@@ -118,7 +118,7 @@ def test_a_done_job_stays_done_when_its_children_are_gone() -> None:
     assert later.status == done["status"]
 
 
-def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
+def test_suspended_job_deletes_pods_and_keeps_other_children() -> None:
     raw = b.job()
     observed = b.started(raw)
     made = b.planned(b.job(suspend=True), observed)
@@ -127,7 +127,7 @@ def test_a_suspended_job_has_no_pods_and_keeps_its_token() -> None:
     assert made.status["phase"] == reasons.SUSPENDED
 
 
-def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_knows_how_far_it_was() -> None:
+def test_resumed_job_recreates_same_learner_and_keeps_furthest_step() -> None:
     first = b.started(b.job())
     running = b.with_status(b.job(), b.planned(b.job(), first))
     suspended = b.with_status({**b.job(suspend=True), "status": running["status"]}, b.planned(running, first))
@@ -141,7 +141,7 @@ def test_a_resumed_job_starts_the_same_learner_on_the_same_output_and_knows_how_
     assert "step" not in made.status, "the next learner has not done any yet"
 
 
-def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
+def test_job_past_active_deadline_fails_and_deletes_its_pods() -> None:
     raw = b.with_status(b.job(activeDeadlineSeconds=60), b.planned(b.job(activeDeadlineSeconds=60)))
     observed = b.started(raw)
     assert b.planned(raw, observed, after_s=59).again_after_s == 1
@@ -150,7 +150,7 @@ def test_a_job_past_its_deadline_ends_with_everything_it_runs() -> None:
     assert made.deletions == ("Deployment", "Job")
 
 
-def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_over() -> None:
+def test_servers_not_all_ready_by_start_deadline_fail_job() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
     loading = b.started(raw, pods=(b.rollout_pod(True, False, True), b.waiting_learner_pod()), progress=None)
     raw = b.with_status(raw, b.planned(raw, loading))
@@ -161,7 +161,7 @@ def test_servers_that_never_all_answer_fail_the_job_when_the_time_to_start_is_ov
     assert made.deletions == ("Deployment", "Job")
 
 
-def test_a_start_deadline_counts_as_no_more_than_the_admin_allows() -> None:
+def test_start_deadline_is_capped_by_admin_policy() -> None:
     settings = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=60))
 
     def planned(raw: b.Object, *, after_s: float = 0) -> Plan:
@@ -175,14 +175,14 @@ def test_a_start_deadline_counts_as_no_more_than_the_admin_allows() -> None:
     assert b.condition(planned(raw, after_s=60), reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
-def test_the_time_to_start_is_over_once_the_learner_runs() -> None:
+def test_start_deadline_no_longer_applies_once_learner_runs() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
     restarted = b.started(raw, pods=(b.rollout_pod(True, False, True), b.learner_pod()))
     assert b.condition(b.planned(raw, restarted, after_s=3600), reasons.FAILED) is None
 
 
-def test_a_job_whose_pods_all_vanish_in_one_pass_has_all_its_time_to_start_again() -> None:
+def test_start_deadline_restarts_when_all_pods_vanish() -> None:
     """As where its node is removed: the pods of a job that ran for long are gone at once."""
     raw = b.job(learner={"startDeadlineSeconds": 60})
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
@@ -203,7 +203,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedul
     [((b.pod("rollout", node=None, conditions=[UNSCHEDULABLE]),), {}), ((), b.refused_by_quota())],
     ids=["by the scheduler", "by the API server"],
 )
-def test_refused_servers_wait_without_a_deadline(pods: tuple[b.Object, ...], status: b.Object) -> None:
+def test_refused_server_pods_do_not_consume_start_deadline(pods: tuple[b.Object, ...], status: b.Object) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
     refused = b.started(raw, pods=pods, progress=None)
     deployment = {**(refused.deployment or {}), "status": status}
@@ -212,7 +212,7 @@ def test_refused_servers_wait_without_a_deadline(pods: tuple[b.Object, ...], sta
     assert b.condition(b.planned(raw, refused, after_s=86400), reasons.FAILED) is None
 
 
-def test_the_time_to_start_counts_from_when_the_scheduler_has_found_the_node() -> None:
+def test_start_deadline_counts_from_when_scheduler_found_node() -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60}, placement={"mode": "Scheduler"})
     waiting = b.started(raw, pods=(b.pod("rollout", node=None),), progress=None)
     raw = b.with_status(raw, b.planned(raw, waiting))
@@ -225,7 +225,7 @@ def test_the_time_to_start_counts_from_when_the_scheduler_has_found_the_node() -
 
 
 @pytest.mark.parametrize("waits_for", [reasons.PLACED, reasons.QUOTA_RESERVED])
-def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left(waits_for: str) -> None:
+def test_start_deadline_does_not_run_while_job_waits_for_node_or_quota(waits_for: str) -> None:
     raw = b.job(learner={"startDeadlineSeconds": 60})
     loading = b.started(raw, pods=(b.rollout_pod(False, False, False), b.waiting_learner_pod()), progress=None)
     raw = b.with_status(raw, b.planned(raw, loading))
@@ -234,7 +234,7 @@ def test_a_job_that_waits_for_a_node_or_for_quota_has_all_its_time_to_start_left
     assert outcome.seconds_to_start(parse_job(raw), loading, status, b.NOW) is None
 
 
-def test_a_done_job_is_deleted_when_its_time_to_live_is_over() -> None:
+def test_finished_job_is_deleted_after_its_ttl() -> None:
     raw = b.job(ttlSecondsAfterFinished=100)
     complete = b.completed(raw)
     done = b.with_status(raw, b.planned(raw, complete))
@@ -244,13 +244,13 @@ def test_a_done_job_is_deleted_when_its_time_to_live_is_over() -> None:
 
 
 @pytest.mark.parametrize("missing", ["configmap", "service", "deployment"])
-def test_a_child_that_someone_deleted_is_wanted_again(missing: str) -> None:
+def test_deleted_child_is_recreated(missing: str) -> None:
     raw = b.job()
     kind = {"configmap": "ConfigMap", "service": "Service", "deployment": "Deployment"}[missing]
     assert kind in b.kinds(b.planned(raw, b.started(raw, **{missing: None})))
 
 
-def test_a_running_job_is_looked_at_again_for_its_progress() -> None:
+def test_running_job_is_reconciled_again_for_its_progress() -> None:
     raw = b.job()
     assert b.planned(raw, b.started(raw)).again_after_s == b.SETTINGS.progress_s
     assert b.planned(raw).again_after_s is None
@@ -266,7 +266,7 @@ def failed() -> tuple[b.Object, Observed]:
     return reported, replace(ended, deployment=None)
 
 
-def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_is_gone() -> None:
+def test_corrected_failed_job_runs_again_after_old_learner_is_gone() -> None:
     raw, ended = failed()
     corrected = b.edited(raw, learner={"gpus": 1, "backoffLimit": 9})
     made = b.planned(corrected, ended, after_s=60)
@@ -281,7 +281,7 @@ def test_a_failed_job_runs_again_once_its_spec_is_corrected_and_its_old_learner_
 
 
 @pytest.mark.parametrize("change", [{}, {"ttlSecondsAfterFinished": 5}, {"activeDeadlineSeconds": 30}])
-def test_a_failed_job_stays_failed_where_nothing_that_its_pods_are_made_from_has_changed(change: b.Object) -> None:
+def test_failed_job_stays_failed_if_edit_does_not_change_pods(change: b.Object) -> None:
     raw, ended = failed()
     made = b.planned(b.edited(raw, **change), ended, after_s=60)
     assert (made.status["phase"], made.children) == (reasons.FAILED, ())
@@ -293,7 +293,7 @@ def made_from(made: Plan, pod: b.Object) -> b.Object:
     return {**pod, "metadata": {**pod["metadata"], "annotations": annotations}}
 
 
-def test_a_corrected_job_does_not_fail_by_servers_of_before_that_nobody_has_deleted_yet() -> None:
+def test_corrected_job_ignores_failed_servers_of_old_spec() -> None:
     """Deployment and Job are gone at once; the garbage collector comes to their pods a moment later."""
     raw, refused = b.job(), b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model"))
     old = made_from(b.planned(raw), refused)
@@ -307,19 +307,19 @@ def test_a_corrected_job_does_not_fail_by_servers_of_before_that_nobody_has_dele
     assert b.condition(again, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
 
 
-def test_servers_that_an_older_controller_made_fail_their_job_as_before() -> None:
+def test_unmarked_servers_of_older_controller_can_still_fail_job() -> None:
     raw, refused = b.job(), b.pod(names.ROLE_ROLLOUT, b.down("server-0", 64, "no such model"))
     made = b.planned(raw, b.started(raw, pods=(refused,), progress=None))
     assert b.condition(made, reasons.FAILED) == ("True", reasons.CONFIGURATION_ERROR)
 
 
-def test_a_newer_controller_that_reads_a_spec_otherwise_restarts_no_failed_job() -> None:
+def test_controller_upgrade_does_not_restart_failed_job() -> None:
     raw, ended = failed()
     raw["status"]["specHash"] = "of-an-older-version"
     assert b.planned(raw, ended, after_s=60).status["phase"] == reasons.FAILED
 
 
-def test_a_corrected_job_asks_kueue_again() -> None:
+def test_corrected_job_requests_new_kueue_workload() -> None:
     raw, ended = failed()
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     finished = {"type": "Finished", "status": "True", "reason": "JobFinished", "message": ""}

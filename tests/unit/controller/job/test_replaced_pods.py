@@ -66,7 +66,7 @@ ROLLOUT_PODS: dict[str, list[tuple[b.Object, ...]]] = {
 
 
 @pytest.mark.parametrize("way", ROLLOUT_PODS)
-def test_servers_of_a_new_pod_hold_no_weights_until_the_learner_pushes_again(way: str) -> None:
+def test_servers_in_new_pod_hold_no_weights_until_next_push(way: str) -> None:
     raw, seen = trained(), b.started(b.job(), baseline=b.report())
     for pods in ROLLOUT_PODS[way]:
         made = b.planned(raw, replace(seen, pods=(*pods, b.learner_pod())))
@@ -81,7 +81,7 @@ def test_servers_of_a_new_pod_hold_no_weights_until_the_learner_pushes_again(way
     assert weights(b.planned(raw, pushed)) == ("True", reasons.SAME_VERSION)
 
 
-def test_weights_that_are_pushed_again_in_the_same_step_count() -> None:
+def test_repeated_push_of_same_step_counts_for_new_servers() -> None:
     """A learner that finds a server empty pushes what it pushed before, and the step goes on for minutes."""
     raw, seen = trained(), b.started(b.job(), baseline=b.report())
     pods = (another(servers()), b.learner_pod())
@@ -92,7 +92,7 @@ def test_weights_that_are_pushed_again_in_the_same_step_count() -> None:
     assert weights(b.planned(raw, replace(seen, pods=pods, progress=again))) == ("True", reasons.SAME_VERSION)
 
 
-def test_a_push_that_ended_before_a_new_pod_was_seen_proves_nothing_of_it() -> None:
+def test_push_that_may_predate_new_pod_does_not_count() -> None:
     """Both are news: the push may have gone to the pod before, as whoever trains fast is asked every few seconds."""
     raw, seen = trained(), b.started(b.job())
     pods = (another(servers()), b.learner_pod())
@@ -114,7 +114,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize("how", DEAD)
-def test_a_server_that_does_not_run_holds_nothing(how: str) -> None:
+def test_stopped_server_holds_no_weights(how: str) -> None:
     """Its container restarts in ten seconds at the earliest, and in five minutes where it crashes again and again."""
     others = [b.up("server-1"), b.up("server-2")]
     pods = (b.pod(names.ROLE_ROLLOUT, DEAD[how], *others), b.learner_pod())
@@ -123,14 +123,14 @@ def test_a_server_that_does_not_run_holds_nothing(how: str) -> None:
     assert "server-0 holds no weights" in b.message(made, reasons.WEIGHTS_IN_SYNC)
 
 
-def test_a_controller_that_has_just_started_goes_by_what_the_last_one_wrote() -> None:
+def test_restarted_controller_trusts_weights_in_status() -> None:
     raw, seen = trained(), b.started(b.job())
     assert weights(b.planned(raw, replace(seen, progress=None, baseline=None))) == ("True", reasons.SAME_VERSION)
     assert weights(b.planned(raw, replace(seen, baseline=b.report()))) == ("True", reasons.SAME_VERSION)
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_container_that_restarts_in_its_pod_holds_nothing_either(restarts: int) -> None:
+def test_server_restarted_inside_its_pod_holds_no_weights(restarts: int) -> None:
     old = b.pod(names.ROLE_ROLLOUT, *(b.up(f"server-{index}", restarts=restarts) for index in range(3)))
     new = b.pod(names.ROLE_ROLLOUT, b.up("server-0", restarts=restarts + 1), *old["status"]["containerStatuses"][1:])
     raw, seen = b.job(), b.started(b.job(), pods=(old, b.learner_pod()))
@@ -146,7 +146,7 @@ FIGURES = ("step", "maxSteps", "progress", "loss", "tokensPerSecond", "sync", "b
 
 
 @pytest.mark.parametrize("report", [None, LOADING], ids=["that answers nothing yet", "that loads"])
-def test_a_learner_in_a_new_pod_has_done_nothing(report: Any) -> None:
+def test_learner_in_new_pod_reports_no_progress_yet(report: Any) -> None:
     raw, seen = trained(), b.started(b.job())
     pods = (servers(), another(b.learner_pod()))
     made = b.planned(raw, replace(seen, pods=pods, progress=report))
@@ -158,7 +158,7 @@ def test_a_learner_in_a_new_pod_has_done_nothing(report: Any) -> None:
     JobStatus.model_validate(made.status)
 
 
-def test_a_learner_that_makes_its_own_rollouts_has_done_nothing_in_a_new_pod() -> None:
+def test_colocated_learner_in_new_pod_has_done_no_step() -> None:
     raw = b.job(config=b.COLOCATE, rollout={}, learner={"gpus": 4})
     seen = Observed(learner=b.learner_job(b.planned(raw)), secret=b.secret(), pods=(b.learner_pod(),))
     raw = b.with_status(raw, b.planned(raw, replace(seen, progress=b.report())))
@@ -179,14 +179,14 @@ WITHOUT_PODS: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", WITHOUT_PODS)
-def test_without_the_pods_nothing_of_theirs_is_said(change: str) -> None:
+def test_status_shows_no_progress_or_weights_without_pods(change: str) -> None:
     made = b.planned(trained(), WITHOUT_PODS[change](b.started(b.job())))
     assert weights(made) == ("False", reasons.NOT_SYNCED_YET)
     assert b.condition(made, reasons.TRAINING) != ("True", reasons.TRAINS)
     assert [key for key in FIGURES if key in made.status] == []
 
 
-def test_a_resumed_job_begins_with_what_its_new_pods_say() -> None:
+def test_resumed_job_starts_with_no_weights_in_sync() -> None:
     """Ninety seconds after a resumption the status said that all servers held version 11, and there were none."""
     seen = b.started(b.job())
     raw = b.edited(trained(), suspend=True)
@@ -200,7 +200,7 @@ def test_a_resumed_job_begins_with_what_its_new_pods_say() -> None:
         resumed = b.with_status(resumed, made)
 
 
-def test_a_renewed_secret_leaves_no_weights_behind() -> None:
+def test_renewed_secret_resets_weights_in_sync() -> None:
     raw, seen = trained(), b.started(b.job())
     for observed in (
         replace(seen, secret=None),
@@ -214,13 +214,13 @@ def test_a_renewed_secret_leaves_no_weights_behind() -> None:
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.NOT_SYNCED_YET)
 
 
-def test_a_job_that_has_ended_keeps_the_figures_of_its_last_learner() -> None:
+def test_finished_job_keeps_progress_of_last_learner() -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.completed(b.job())))
     later = b.planned(raw, replace(b.completed(b.job()), pods=(), progress=None, deployment=None))
     assert (later.status["progress"], later.status["loss"]) == ("4/10", 0.5)
 
 
-def test_a_status_of_an_older_controller_counts_for_the_pods_that_it_was_written_of() -> None:
+def test_status_without_pod_names_still_counts_after_upgrade() -> None:
     """It names no pod: an upgrade must not blank what a running job has done."""
     raw, seen = trained(), b.started(b.job())
     older = {key: value for key, value in raw["status"].items() if key != "learnerPod"}
@@ -230,19 +230,19 @@ def test_a_status_of_an_older_controller_counts_for_the_pods_that_it_was_written
     assert made.status["progress"] == "4/10"
 
 
-def test_the_silence_of_one_learner_says_nothing_of_the_next() -> None:
+def test_unreachable_condition_does_not_carry_over_to_new_learner() -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.started(b.job(), progress=None, unreachable="timed out")))
     assert b.condition(b.planned(raw, b.started(raw, progress=None)), reasons.LEARNER_REACHABLE) is not None
     pods = (servers(), another(b.learner_pod()))
     assert b.condition(b.planned(raw, b.started(raw, pods=pods, progress=None)), reasons.LEARNER_REACHABLE) is None
 
 
-def test_the_words_of_one_learner_are_not_those_of_the_next() -> None:
+def test_progress_message_does_not_carry_over_to_new_learner() -> None:
     raw = b.with_status(b.job(), b.planned(b.job(), b.started(b.job(), progress=b.report(message="evaluates"))))
     seen = b.started(raw, pods=(servers(), another(b.learner_pod())), progress=None)
     assert b.message(b.planned(raw, seen), reasons.LEARNER_RUNNING) == "the learner runs"
 
 
-def test_a_learner_that_was_told_to_stop_is_not_missed() -> None:
+def test_terminating_learner_is_not_reported_unreachable() -> None:
     seen = b.started(b.job(), pods=(servers(), leaving(b.learner_pod())), progress=None, unreachable="refused")
     assert b.condition(b.planned(trained(), seen), reasons.LEARNER_REACHABLE) is None

@@ -35,7 +35,7 @@ def pods(made: Plan) -> tuple[Object, Object]:
     return servers, learner
 
 
-def test_each_server_and_the_learner_get_a_claim_of_their_own_and_no_gpu_by_a_count() -> None:
+def test_servers_and_learner_use_one_resource_claim_each_instead_of_gpu_count() -> None:
     servers, learner = pods(b.planned(claiming()))
     assert servers["resourceClaims"] == [
         {"name": f"server-{index}", "resourceClaimTemplateName": "one-gpu"} for index in range(3)
@@ -48,7 +48,7 @@ def test_each_server_and_the_learner_get_a_claim_of_their_own_and_no_gpu_by_a_co
     assert "podAffinity" in learner["affinity"]
 
 
-def test_a_server_of_several_gpus_has_one_claim_for_all_of_them() -> None:
+def test_server_with_several_gpus_uses_single_claim() -> None:
     parallel = {"custom": {"extra": {"rollout_matching": {"vllm": {"tensor_parallel_size": 2}}}}}
     raw = claiming(rollout={"servers": 2, "gpusPerServer": 2, "resourceClaimTemplate": "two-gpus"}, config=parallel)
     servers, _ = pods(b.planned(raw))
@@ -59,13 +59,13 @@ def test_a_server_of_several_gpus_has_one_claim_for_all_of_them() -> None:
     assert "have 4 GPUs" in refusal(raw, AdminPolicy(largest_job={"*": 4})), "and servers and learner ask for 5"
 
 
-def test_other_resources_stay_beside_the_claim() -> None:
+def test_other_resources_are_kept_beside_claim() -> None:
     learner = {"gpus": 1, "resourceClaimTemplate": "large-gpu", "resources": {"requests": {"cpu": 8}}}
     _, pod = pods(b.planned(claiming(learner=learner)))
     assert pod["containers"][0]["resources"] == {"requests": {"cpu": 8}, "claims": [{"name": "learner"}]}
 
 
-def test_a_job_that_colocates_claims_its_gpus_for_the_learner() -> None:
+def test_colocated_job_claims_gpus_for_learner() -> None:
     learner = {"gpus": 4, "resourceClaimTemplate": "four-gpus"}
     made = b.planned(claiming(rollout={"servers": 0}, learner=learner, config=b.COLOCATE))
     assert b.child(made, "Job")["spec"]["template"]["spec"]["resourceClaims"] == [
@@ -73,7 +73,7 @@ def test_a_job_that_colocates_claims_its_gpus_for_the_learner() -> None:
     ]
 
 
-def test_static_yaml_claims_the_same() -> None:
+def test_static_yaml_contains_same_claims() -> None:
     job = parse(claiming(), b.SETTINGS).job
     found = [one for one in static_children(job) if one["kind"] in ("Deployment", "Job")]
     claims = [one["spec"]["template"]["spec"]["resourceClaims"] for one in found]
@@ -86,7 +86,7 @@ def refusal(raw: Object, policy: AdminPolicy) -> str:
     return str(refused.value)
 
 
-def test_which_templates_may_be_named_is_the_admins_word() -> None:
+def test_claim_template_not_allowed_by_admin_policy_is_refused() -> None:
     reported = refusal(claiming(), AdminPolicy(resource_claim_templates=("one-gpu",)))
     assert reported == (
         "spec.learner.resourceClaimTemplate: 'large-gpu'; this cluster lets jobs use as ResourceClaimTemplate only "
@@ -94,7 +94,7 @@ def test_which_templates_may_be_named_is_the_admins_word() -> None:
     )
 
 
-def test_claimed_gpus_count_for_the_largest_job() -> None:
+def test_claimed_gpus_count_for_largest_job_policy() -> None:
     assert parse(claiming(), replace(b.SETTINGS, policy=AdminPolicy(largest_job={"*": 4})))
     assert "have 3 GPUs" in refusal(claiming(), AdminPolicy(largest_job={"*": 3}))
 
@@ -116,14 +116,14 @@ def test_claimed_gpus_count_for_the_largest_job() -> None:
     ],
     ids=["a claim of others", "of the whole pod", "taking it away", "sharing it", "sharing it first"],
 )
-def test_a_template_neither_adds_nor_shares_nor_removes_a_claim(template: Object, path: str) -> None:
+def test_pod_template_may_not_change_claims(template: Object, path: str) -> None:
     learner = {"gpus": 1, "resourceClaimTemplate": "large-gpu", "template": template}
     reported = refusal(claiming(learner=learner), AdminPolicy())
     assert f"spec.learner.template.spec.{path}" in reported
     assert "use spec.rollout.resourceClaimTemplate and spec.learner.resourceClaimTemplate" in reported
 
 
-def test_a_pod_whose_claims_nobody_makes_is_reported_with_the_template() -> None:
+def test_missing_claim_is_reported_with_its_template_name() -> None:
     raw = claiming()
     servers, _ = pods(b.planned(raw))
     waiting = b.pod(names.ROLE_ROLLOUT, node=None)
@@ -138,7 +138,7 @@ def test_a_pod_whose_claims_nobody_makes_is_reported_with_the_template() -> None
     )
 
 
-def test_a_job_that_was_half_placed_takes_that_node_last() -> None:
+def test_half_placed_claiming_job_prefers_other_nodes_afterwards() -> None:
     raw, account = claiming(), n.capacity(n.node(), n.node("z"))
     first = planned(raw, account)
     observed = half(b.created(first), "no devices")

@@ -20,7 +20,7 @@ def local() -> Processes:
     return containers(parse_job(b.job()), host_for=lambda _: "127.0.0.1", tls=True)
 
 
-def test_the_written_configuration_names_the_servers_where_the_executor_reaches_them(local: Processes) -> None:
+def test_written_config_lists_server_addresses_of_executor(local: Processes) -> None:
     servers = parse_run_config(yaml.safe_load(local.config_text)).rollout_matching.vllm.server.resolved_servers()
     assert tuple(servers) == local.addresses
     assert [(server.base_url, server.group_port) for server in servers] == [
@@ -30,7 +30,7 @@ def test_the_written_configuration_names_the_servers_where_the_executor_reaches_
     ]
 
 
-def test_a_relocated_container_finds_its_files_in_another_folder(local: Processes) -> None:
+def test_relocated_container_uses_files_in_new_folder(local: Processes) -> None:
     moved: Container = local.learner.relocated("/run/here")
     assert moved.command == ("stage2", "learn", "/run/here/config/config.yaml")
     assert moved.env["STAGE2_TOKEN_FILE"] == "/run/here/token/token"
@@ -73,12 +73,12 @@ UNBOUNDED: list[Any] = ["1e400", "-1e400", "9" * 400, "9" * 299 + "Ei", float("i
 
 
 @pytest.mark.parametrize(("written", "amount"), READ)
-def test_a_quantity_is_its_amount_in_base_units(written: Any, amount: float) -> None:
+def test_kubernetes_quantity_is_parsed_to_base_units(written: Any, amount: float) -> None:
     assert objects.parse_quantity(written) == pytest.approx(amount, rel=1e-12)
 
 
 @pytest.mark.parametrize("written", [*NONE, *UNBOUNDED, True, None], ids=lambda written: type(written).__name__)
-def test_what_is_no_quantity_or_has_no_end_is_no_amount(written: Any) -> None:
+def test_invalid_or_unbounded_quantity_is_none(written: Any) -> None:
     assert objects.parse_quantity(written) is None
 
 
@@ -110,11 +110,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("base", "patch", "merged"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_strategic_merge(base: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]) -> None:
+def test_strategic_merge_follows_kubernetes_rules(
+    base: dict[str, Any], patch: dict[str, Any], merged: dict[str, Any]
+) -> None:
     assert strategic_merge(base, patch) == merged
 
 
-def test_neither_side_is_changed() -> None:
+def test_strategic_merge_changes_neither_input() -> None:
     base: dict[str, Any] = {"containers": [{"name": "x", "env": []}]}
     patch: dict[str, Any] = {"containers": [{"name": "x", "env": [{"name": "A"}]}]}
     merged = strategic_merge(base, patch)
@@ -127,13 +129,13 @@ JOB_NAME = st.from_regex(r"[a-z0-9]([-a-z0-9.]{0,250}[a-z0-9])?", fullmatch=True
 ROLES = st.sampled_from([names.ROLE_ROLLOUT, names.ROLE_LEARNER, names.ROLE_CONFIG, names.ROLE_TOKEN])
 
 
-def test_a_short_name_is_kept_as_it_is() -> None:
+def test_short_job_name_is_kept_in_child_names() -> None:
     assert names.child_name("job-3v1", names.ROLE_ROLLOUT) == "job-3v1-rollout"
     assert names.service_host("job-3v1", "team-a") == "job-3v1-rollout.team-a.svc"
 
 
 @given(JOB_NAME, ROLES)
-def test_every_child_has_a_name_that_services_and_label_values_accept(job: str, role: str) -> None:
+def test_child_names_are_valid_service_names_and_label_values(job: str, role: str) -> None:
     name = names.child_name(job, role)
     assert len(name) <= 63
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
@@ -141,10 +143,10 @@ def test_every_child_has_a_name_that_services_and_label_values_accept(job: str, 
 
 
 @given(JOB_NAME, JOB_NAME, ROLES)
-def test_two_jobs_never_share_a_child(one: str, other: str, role: str) -> None:
+def test_different_jobs_never_share_child_name(one: str, other: str, role: str) -> None:
     assert (names.child_name(one, role) == names.child_name(other, role)) == (one == other)
 
 
-def test_long_names_that_differ_only_at_the_end_stay_apart() -> None:
+def test_long_job_names_that_differ_at_end_get_different_child_names() -> None:
     one, other = "a" * 200 + "1", "a" * 200 + "2"
     assert names.child_name(one, names.ROLE_ROLLOUT) != names.child_name(other, names.ROLE_ROLLOUT)

@@ -32,7 +32,9 @@ def columns(job: Any) -> dict[str, str]:
 
 
 @EVERY
-def test_the_message_the_columns_and_explain_say_the_same(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_message_printed_columns_and_explain_agree_in_every_stage(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     stage = STAGES[name]
     job = stage.reach()
     told = explanation.first(explanation.chain(job))
@@ -50,7 +52,7 @@ def trains(job: Any) -> bool:
 
 
 @EVERY
-def test_what_tools_read_follows_from_the_same_reason(name: str) -> None:
+def test_kstatus_conditions_follow_from_same_reason(name: str) -> None:
     stage = STAGES[name]
     job = stage.reach()
     found = {item["type"]: item for item in job["status"]["conditions"] if item["type"] in explanation.SUMMARY}
@@ -66,20 +68,20 @@ def test_what_tools_read_follows_from_the_same_reason(name: str) -> None:
     JobStatus.model_validate(job["status"])
 
 
-def test_every_phase_and_every_link_of_the_chain_is_among_the_stages() -> None:
+def test_stages_cover_every_phase_and_every_link_of_explain() -> None:
     reached = [stage.reach() for stage in STAGES.values()]
     assert {job["status"]["phase"] for job in reached} == set(get_args(Phase))
     told = {explanation.first(explanation.chain(job)).name for job in reached}
     assert told == {name for name, _ in explanation.CHAIN} | {"outcome", "steps"}
 
 
-def test_a_suspended_job_is_not_said_to_run() -> None:
+def test_suspended_job_message_does_not_claim_learner_runs() -> None:
     """The message was that of the learner, which had just been ended."""
     job = STAGES["suspended"].reach()
     assert job["status"]["message"].startswith("spec.suspend is true: no pod exists")
 
 
-def test_a_message_about_servers_goes_once_they_answer() -> None:
+def test_message_about_failed_servers_clears_once_they_answer() -> None:
     """It stayed while no report of the learner came."""
     raw = STAGES["a server fails in mid-run"].reach()
     assert raw["status"]["message"].startswith("2 of 3 servers answer")
@@ -87,7 +89,7 @@ def test_a_message_about_servers_goes_once_they_answer() -> None:
     assert made.status["message"] == "the learner has not pushed its weights yet"
 
 
-def test_the_first_words_of_a_learner_stay_until_it_says_others() -> None:
+def test_learner_message_is_kept_until_next_report() -> None:
     raw = b.job()
     first = b.planned(raw, b.started(raw, progress=b.report(phase="rollout")))
     assert b.message(first, reasons.LEARNER_RUNNING) == "the learner runs: rollout"
@@ -95,7 +97,7 @@ def test_the_first_words_of_a_learner_stay_until_it_says_others() -> None:
     assert silent.status == first.status
 
 
-def test_what_lost_its_owner_is_named_with_the_command_that_removes_it() -> None:
+def test_ownerless_child_is_reported_with_delete_command() -> None:
     job = STAGES["a name is taken"].reach()
     assert job["status"]["message"] == (
         "without an owner: Service job-3v1-rollout; a job of this name was deleted with --cascade=orphan, or"
@@ -103,7 +105,7 @@ def test_what_lost_its_owner_is_named_with_the_command_that_removes_it() -> None
     )
 
 
-def test_a_learner_that_outlived_its_job_is_named_with_the_command_that_ends_it() -> None:
+def test_orphaned_learner_pod_is_reported_with_delete_command() -> None:
     raw, pod = b.job(), b.learner_pod()
     pod["metadata"] |= {"ownerReferences": [], "annotations": {names.ANNOTATION_JOB_UID: raw["metadata"]["uid"]}}
     job = stages.owned(stages.Observed(pods=(pod,), secret=b.secret()), raw)
@@ -112,7 +114,7 @@ def test_a_learner_that_outlived_its_job_is_named_with_the_command_that_ends_it(
     assert running["message"].endswith("may still write: kubectl delete pod job-3v1-learner-x -n team-a")
 
 
-def test_a_drained_node_is_named_with_the_command_that_opens_it() -> None:
+def test_drained_node_is_reported_with_uncordon_command() -> None:
     message = STAGES["its node is drained"].reach()["status"]["message"]
     assert (
         message
@@ -133,7 +135,7 @@ APPLIED = {"kubectl.kubernetes.io/last-applied-configuration": '{"spec":{"suspen
     ],
     ids=["by hand", "a chart, which takes it back", "a file, server-side", "a file, by the client"],
 )
-def test_who_suspended_a_job_is_named_where_no_file_did(
+def test_field_manager_that_suspended_job_is_reported(
     manager: str, operation: str, annotations: dict[str, str], words: str
 ) -> None:
     raw = b.job(suspend=True)
@@ -162,7 +164,7 @@ def health(job: Any) -> str:
 
 
 @EVERY
-def test_argo_cd_reads_the_same(name: str) -> None:
+def test_argo_cd_health_agrees_with_every_stage(name: str) -> None:
     stage = STAGES[name]
     job = stage.reach()
     wanted = "Suspended" if stage.reason == reasons.SUSPENDED_BY_SPEC else ARGO[stage.kstatus]
@@ -170,5 +172,5 @@ def test_argo_cd_reads_the_same(name: str) -> None:
     assert health(b.edited(job)) == "Progressing"
 
 
-def test_argo_cd_waits_for_a_controller() -> None:
+def test_argo_cd_health_is_progressing_before_controller_saw_job() -> None:
     assert health(b.job()) == "Progressing"

@@ -80,7 +80,7 @@ WAYS: dict[str, tuple[Callable[[], Observed], str]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_job_that_does_not_start_in_time_fails_and_says_what_it_lacks(way: str) -> None:
+def test_job_missing_start_deadline_fails_with_reason(way: str) -> None:
     observe, words = WAYS[way]
     raw, seen = b.job(learner={"gpus": 1, **LIMIT}), observe()
     raw = b.with_status(raw, b.planned(raw, seen))
@@ -105,7 +105,7 @@ def colocated(*learner: b.Object, limit_s: int = 60) -> tuple[b.Object, Observed
     [b.learner_pod(b.waiting("learner", NO_IMAGE, "no such image")), init(b.waiting("download", NO_IMAGE))],
     ids=["its own image", "an added container's"],
 )
-def test_a_colocated_learner_without_an_image_fails_in_time(learner: b.Object) -> None:
+def test_colocated_learner_without_image_fails_at_start_deadline(learner: b.Object) -> None:
     """It held its GPUs without end."""
     raw, seen = colocated(learner)
     raw = b.with_status(raw, b.planned(raw, seen))
@@ -115,7 +115,7 @@ def test_a_colocated_learner_without_an_image_fails_in_time(learner: b.Object) -
     assert made.deletions == ("Job",)
 
 
-def test_the_admin_bounds_the_start_of_a_colocated_job_too() -> None:
+def test_admin_policy_caps_start_deadline_of_colocated_job() -> None:
     raw, seen = colocated(b.learner_pod(b.waiting("learner", NO_IMAGE)), limit_s=7200)
     settings = replace(b.SETTINGS, policy=replace(b.SETTINGS.policy, longest_start_seconds=60))
     raw = b.with_status(raw, b.plan(raw, seen, settings=settings))
@@ -123,7 +123,7 @@ def test_the_admin_bounds_the_start_of_a_colocated_job_too() -> None:
     assert b.condition(made, reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
-def test_a_colocated_job_without_a_node_has_all_its_time() -> None:
+def test_start_deadline_does_not_run_while_colocated_job_has_no_pod_on_node() -> None:
     raw, seen = colocated(b.pod(names.ROLE_LEARNER, node=None))
     raw = b.with_status(raw, b.planned(raw, seen))
     assert b.condition(b.planned(raw, seen, after_s=DAY_S), reasons.FAILED) is None
@@ -133,7 +133,7 @@ def test_a_colocated_job_without_a_node_has_all_its_time() -> None:
     assert b.condition(b.planned(raw, seen, after_s=DAY_S), reasons.FAILED) is None
 
 
-def test_servers_that_answer_for_a_moment_start_no_new_time() -> None:
+def test_servers_ready_for_moment_do_not_restart_start_deadline() -> None:
     raw, slow = b.job(learner={"gpus": 1, **LIMIT}), loading(*UP[:2], b.up("server-2", ready=False))
     waits = beside_servers(b.waiting_learner_pod())
     for at_s, seen in ((0, slow), (20, waits), (40, slow), (59, waits)):
@@ -148,13 +148,13 @@ def test_servers_that_answer_for_a_moment_start_no_new_time() -> None:
     [b.learner_pod(), b.learner_pod(b.down("learner", 75)), b.learner_pod(b.waiting("learner", "X", last=b.ended(1)))],
     ids=["runs", "has ended", "is started again"],
 )
-def test_a_learner_that_has_begun_has_started(learner: b.Object) -> None:
+def test_start_deadline_ends_once_learner_container_has_run(learner: b.Object) -> None:
     raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(learner)
     raw = b.with_status(raw, b.planned(raw, seen))
     assert b.condition(b.planned(raw, seen, after_s=DAY_S), reasons.FAILED) is None
 
 
-def test_a_learner_in_a_new_pod_has_all_of_the_time_again() -> None:
+def test_start_deadline_restarts_for_learner_in_new_pod() -> None:
     raw = b.job(learner={"gpus": 1, **LIMIT})
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
     next_one = another(b.learner_pod(b.waiting("learner", NO_IMAGE, "gone from the registry")))
@@ -168,7 +168,7 @@ def test_a_learner_in_a_new_pod_has_all_of_the_time_again() -> None:
     assert "gone from the registry" in b.message(late, reasons.FAILED)
 
 
-def test_a_pod_that_got_its_node_later_counts_from_then() -> None:
+def test_start_deadline_counts_from_when_last_pod_got_its_node() -> None:
     raw = b.job(learner={"gpus": 1, **LIMIT})
     learner = another(b.learner_pod(b.waiting("learner", NO_IMAGE)))
     at = conditions.timestamp(b.NOW + timedelta(seconds=600))
@@ -186,7 +186,7 @@ UNLABELLED = {"status": {"active": 1, "ready": 1}}
 
 
 @pytest.mark.parametrize("kind", ["beside servers", "colocate"])
-def test_a_learner_whose_pod_never_had_its_labels_fails_in_time(kind: str) -> None:
+def test_unlabelled_learner_pod_fails_at_start_deadline(kind: str) -> None:
     """A webhook keeps them from it: nothing was known of the pod, and its job held its GPUs without end."""
     raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.learner_pod())
     seen = replace(seen, pods=(b.rollout_pod(True, True, True),))
@@ -200,7 +200,7 @@ def test_a_learner_whose_pod_never_had_its_labels_fails_in_time(kind: str) -> No
     assert "kubectl label pods" in b.message(made, reasons.FAILED)
 
 
-def test_a_learner_whose_labels_are_lost_while_it_waits_fails_in_time() -> None:
+def test_learner_losing_labels_while_waiting_fails_at_start_deadline() -> None:
     raw, waits = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.waiting_learner_pod())
     raw = b.with_status(raw, b.planned(raw, waits))
     lost = replace(waits, pods=waits.pods[:1], learner={**(waits.learner or {}), **UNLABELLED})
@@ -211,7 +211,7 @@ def test_a_learner_whose_labels_are_lost_while_it_waits_fails_in_time() -> None:
     assert b.condition(b.planned(raw, lost, after_s=60), reasons.FAILED) == ("True", reasons.START_DEADLINE)
 
 
-def test_servers_do_not_wait_for_ever_beside_a_learner_that_outlived_its_job() -> None:
+def test_servers_waiting_beside_orphaned_learner_fail_at_start_deadline() -> None:
     raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.learner_pod())
     orphan = b.learner_pod()
     seen = replace(seen, learner=None, pods=seen.pods[:1], orphans=(orphan,))
@@ -224,7 +224,7 @@ def test_servers_do_not_wait_for_ever_beside_a_learner_that_outlived_its_job() -
     assert made.deletions == ("Deployment",)
 
 
-def test_an_old_learner_that_was_told_to_stop_costs_no_time() -> None:
+def test_terminating_old_learner_does_not_consume_start_deadline() -> None:
     raw, seen = b.job(learner={"gpus": 1, **LIMIT}), beside_servers(b.learner_pod())
     seen = replace(seen, learner=None, pods=(seen.pods[0], leaving(b.learner_pod())))
     raw = b.with_status(raw, b.planned(raw, seen))
@@ -264,9 +264,7 @@ SECOND: dict[str, tuple[b.Object, str]] = {
 
 @pytest.mark.parametrize("colocate", [False, True])
 @pytest.mark.parametrize("second", SECOND)
-def test_a_second_pod_of_the_learner_that_does_not_begin_is_named_and_fails_in_time(
-    second: str, colocate: bool
-) -> None:
+def test_stuck_second_learner_pod_is_reported_and_fails_at_start_deadline(second: str, colocate: bool) -> None:
     """The first one had begun, and waited for it without end."""
     pod, words = SECOND[second]
     raw, seen = several(of_index(b.learner_pod(), 0), pod, colocate=colocate)
@@ -281,7 +279,7 @@ def test_a_second_pod_of_the_learner_that_does_not_begin_is_named_and_fails_in_t
     assert late.deletions == (names.JOBSET,)
 
 
-def test_a_jobset_without_any_node_has_all_its_time() -> None:
+def test_start_deadline_does_not_run_while_jobset_has_no_node() -> None:
     raw, seen = several(*(of_index(b.pod(names.ROLE_LEARNER), number, bound_s=None) for number in (0, 1)))
     servers = [of_index(b.pod(names.ROLE_ROLLOUT), number, bound_s=None) for number in (0, 1)]
     seen = replace(seen, pods=(*servers, *seen.pods[2:]))

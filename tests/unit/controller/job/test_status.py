@@ -34,7 +34,7 @@ RuntimeError: the engine did not start
     ],
     ids=["a traceback", "broken rules", "a report", "only a reason", "nothing"],
 )
-def test_last_words(ended: dict[str, object], words: str) -> None:
+def test_last_message_of_ended_container_is_extracted(ended: dict[str, object], words: str) -> None:
     assert last_message(ended) == words
 
 
@@ -80,14 +80,14 @@ ROLLOUT: list[tuple[str, Any, str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("pod", "reason", "words"), [case[1:] for case in ROLLOUT], ids=[case[0] for case in ROLLOUT])
-def test_rollout_ready_reports_what_is_missing(pod: Any, reason: str, words: list[str]) -> None:
+def test_rollout_ready_condition_names_missing_servers(pod: Any, reason: str, words: list[str]) -> None:
     made = b.planned(b.job(), Observed(pods=(pod,) if pod else ()))
     truth = "True" if reason == reasons.SERVERS_READY else "False"
     assert b.condition(made, reasons.ROLLOUT_READY) == (truth, reason)
     assert all(word in b.message(made, reasons.ROLLOUT_READY) for word in words)
 
 
-def test_status_and_conditions_name_the_generation_that_they_are_about() -> None:
+def test_status_and_conditions_carry_observed_generation() -> None:
     raw = b.job()
     made = b.planned({**raw, "metadata": {**raw["metadata"], "generation": 7}}, Observed())
     assert made.status["observedGeneration"] == 7
@@ -173,7 +173,9 @@ OUTCOMES: list[tuple[str, Differs, str, str, str, list[str]]] = [
     [case[1:] for case in OUTCOMES],
     ids=[case[0] for case in OUTCOMES],
 )
-def test_phase_and_reason(more: Differs, phase: str, condition: str, reason: str, words: list[str]) -> None:
+def test_phase_and_reason_follow_from_pods_and_learner(
+    more: Differs, phase: str, condition: str, reason: str, words: list[str]
+) -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, **more()))
     assert made.status["phase"] == phase
@@ -183,7 +185,7 @@ def test_phase_and_reason(more: Differs, phase: str, condition: str, reason: str
     assert all(word in b.message(made, condition) for word in words)
 
 
-def test_progress_comes_from_the_learner() -> None:
+def test_progress_in_status_comes_from_learner_report() -> None:
     raw = b.job()
     status = b.planned(raw, b.started(raw)).status
     assert (status["step"], status["maxSteps"], status["progress"], status["loss"]) == (4, 10, "4/10", 0.5)
@@ -192,13 +194,13 @@ def test_progress_comes_from_the_learner() -> None:
     assert (status["node"], status["rollout"]) == (b.NODE, "3/3")
 
 
-def test_progress_stays_when_the_learner_cannot_be_asked() -> None:
+def test_progress_is_kept_while_learner_is_unreachable() -> None:
     raw = b.job()
     running = b.with_status(raw, b.planned(raw, b.started(raw)))
     assert b.planned(running, b.started(raw, progress=None)).status == running["status"]
 
 
-def test_the_first_step_since_the_start_has_its_time() -> None:
+def test_first_step_time_is_recorded_per_start() -> None:
     raw = b.job()
     waits = b.planned(raw, b.started(raw, progress=b.report(step=0)))
     assert "firstStepTime" not in waits.status
@@ -213,14 +215,14 @@ def test_the_first_step_since_the_start_has_its_time() -> None:
     assert "firstStepTime" not in resumed.status, "the old learner's steps are none of this start"
 
 
-def test_a_first_step_before_an_upgrade_has_no_time() -> None:
+def test_first_step_time_stays_absent_when_step_predates_upgrade() -> None:
     raw = b.job()
     status = b.planned(raw, b.started(raw)).status
     older = {key: value for key, value in status.items() if key != "firstStepTime"}
     assert "firstStepTime" not in b.planned({**raw, "status": older}, b.started(raw), after_s=60).status
 
 
-def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
+def test_termination_message_of_learner_is_its_final_progress() -> None:
     raw = b.job()
     text = b.termination(step=10, phase="done")
     job = b.learner_job(b.planned(raw, b.started(raw)), b.job_condition("Complete"))
@@ -231,7 +233,7 @@ def test_the_last_words_of_a_learner_are_its_last_progress() -> None:
 
 
 @pytest.mark.parametrize(("code", "expected"), [(64, reasons.CONFIGURATION_ERROR), (69, reasons.BACKOFF_LIMIT)])
-def test_a_failed_job_waits_for_its_pod_and_knows_its_exit_code_once_that_is_gone(code: int, expected: str) -> None:
+def test_failed_job_reads_exit_code_from_job_condition_once_pod_is_gone(code: int, expected: str) -> None:
     raw = b.job()
     policy = b.job_condition("Failed", "PodFailurePolicy", f"Container learner failed with exit code {code} matching")
     job = b.learner_job(b.planned(raw, b.started(raw)), policy)
@@ -241,7 +243,7 @@ def test_a_failed_job_waits_for_its_pod_and_knows_its_exit_code_once_that_is_gon
     assert b.condition(late, reasons.FAILED) == ("True", expected)
 
 
-def test_restarts_in_the_learners_pod_are_counted_with_those_of_its_pods() -> None:
+def test_restarts_inside_pod_and_failed_pods_are_added_up() -> None:
     raw = b.job()
     job = b.learner_job(b.planned(raw, b.started(raw)), failed=1)
     status = b.planned(raw, b.started(raw, learner=job, progress=b.report(restarts=2))).status
@@ -250,13 +252,13 @@ def test_restarts_in_the_learners_pod_are_counted_with_those_of_its_pods() -> No
     assert b.planned({**raw, "status": status}, without_a_pod).status["restarts"] == 3, "no count falls"
 
 
-def test_a_loss_that_is_no_number_is_left_out() -> None:
+def test_nan_loss_is_left_out_of_status() -> None:
     raw = b.job()
     made = b.planned(raw, b.started(raw, progress=b.report(loss=float("nan"))))
     assert "loss" not in made.status
 
 
-def test_nulls_of_a_report_are_not_in_the_status() -> None:
+def test_null_report_fields_are_left_out_of_status() -> None:
     raw = b.job()
     reported = read_report(b.report().document())
     assert reported is not None
@@ -266,7 +268,7 @@ def test_nulls_of_a_report_are_not_in_the_status() -> None:
     assert "merge" not in made.status["sync"]
 
 
-def test_each_server_is_listed_with_the_version_that_it_holds() -> None:
+def test_servers_are_listed_with_their_weights_version() -> None:
     raw = b.job()
     pods = (b.pod(names.ROLE_ROLLOUT, b.up("server-0"), b.up("server-1", ready=False, restarts=2), b.up("server-2")),)
     status = b.planned(raw, b.started(raw, pods=(*pods, b.learner_pod()), progress=b.report(held=(4, 0, 4)))).status
@@ -289,12 +291,12 @@ def test_each_server_is_listed_with_the_version_that_it_holds() -> None:
     ],
     ids=["before the first push", "all hold it", "a server came back empty"],
 )
-def test_weights_in_sync(progress: Any, expected: tuple[str, str]) -> None:
+def test_weights_in_sync_compares_versions_held_by_servers(progress: Any, expected: tuple[str, str]) -> None:
     raw = b.job()
     assert b.condition(b.planned(raw, b.started(raw, progress=progress)), reasons.WEIGHTS_IN_SYNC) == expected
 
 
-def test_a_spec_that_breaks_a_rule_is_refused_with_the_way_out() -> None:
+def test_invalid_spec_is_refused_with_advice() -> None:
     raw = b.job(learner={"gpus": 2})
     made = b.planned(raw)
     assert (made.children, made.again_after_s) == ((), None)
@@ -303,7 +305,7 @@ def test_a_spec_that_breaks_a_rule_is_refused_with_the_way_out() -> None:
     assert "spec.learner.gpus: 2; " in b.message(made, reasons.ACCEPTED)
 
 
-def test_a_refused_spec_that_is_corrected_runs() -> None:
+def test_corrected_refused_spec_runs() -> None:
     refused = b.job(learner={"gpus": 2})
     corrected = {**b.job(), "status": b.planned(refused).status}
     made = b.planned(corrected)
@@ -312,7 +314,7 @@ def test_a_refused_spec_that_is_corrected_runs() -> None:
     assert "Deployment" in b.kinds(made)
 
 
-def test_an_edit_that_breaks_a_running_job_is_reported_and_leaves_it_running() -> None:
+def test_invalid_edit_is_reported_and_job_keeps_running() -> None:
     raw = b.job()
     observed = b.started(raw)
     running = b.planned(raw, observed)
@@ -330,7 +332,7 @@ def test_an_edit_that_breaks_a_running_job_is_reported_and_leaves_it_running() -
         (b.job_condition("Failed", reasons.BACKOFF_LIMIT), reasons.FAILED, reasons.BACKOFF_LIMIT),
     ],
 )
-def test_a_running_job_that_a_rule_of_today_refuses_ends_with_its_learner(end: Any, phase: str, reason: str) -> None:
+def test_running_job_refused_by_newer_rule_still_ends_with_its_learner(end: Any, phase: str, reason: str) -> None:
     """The rule may have come with an upgrade: its servers kept their GPUs for good."""
     raw = b.job()
     observed = b.started(raw)
@@ -346,12 +348,12 @@ def test_a_running_job_that_a_rule_of_today_refuses_ends_with_its_learner(end: A
     assert (again.status, again.deletions) == (made.status, ())
 
 
-def test_a_job_that_another_controller_manages_is_left_alone() -> None:
+def test_job_managed_by_other_controller_is_ignored() -> None:
     made = b.planned(b.job(managedBy="kueue.x-k8s.io/multikueue"))
     assert (made.children, made.status) == ((), {})
 
 
-def test_transition_times_change_only_with_the_status_of_a_condition() -> None:
+def test_transition_time_changes_only_with_condition_status() -> None:
     raw = b.job()
     first = b.with_status(raw, b.planned(raw, Observed(pods=(b.rollout_pod(True, True, False),))))
     loading = b.planned(first, Observed(pods=(b.rollout_pod(True, False, False),)), after_s=60)
@@ -365,7 +367,7 @@ def test_transition_times_change_only_with_the_status_of_a_condition() -> None:
     assert since(ready) == "2026-01-02T03:05:05Z"
 
 
-def test_every_status_fits_the_schema_of_the_custom_resource() -> None:
+def test_status_fits_crd_schema() -> None:
     raw = b.job()
     stages = (b.NOTHING, b.started(raw), b.completed(raw))
     for made in (*(b.planned(raw, seen) for seen in stages), b.planned(b.job(learner={"gpus": 2}))):

@@ -92,7 +92,7 @@ MISSHAPEN: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("template", "path"), [*WRONG, *MISSHAPEN], ids=[str(case[0]) for case in [*WRONG, *MISSHAPEN]]
 )
-def test_a_part_that_breaks_the_contract_is_refused_with_its_path(template: dict[str, Any], path: str) -> None:
+def test_template_that_breaks_contract_is_refused_with_its_path(template: dict[str, Any], path: str) -> None:
     made = b.planned(b.job(learner={"gpus": 1, "template": template}))
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
     assert f"spec.learner.template.{path}: " in b.message(made, reasons.ACCEPTED)
@@ -101,7 +101,7 @@ def test_a_part_that_breaks_the_contract_is_refused_with_its_path(template: dict
 @pytest.mark.parametrize(
     "written", [None, {}, {"add": ["NET_BIND_SERVICE"]}, {"add": ["NET_BIND_SERVICE"], "drop": ["ALL"]}]
 )
-def test_a_container_that_the_person_adds_is_as_restricted_as_ours(written: dict[str, Any] | None) -> None:
+def test_added_container_is_restricted_like_built_in_ones(written: dict[str, Any] | None) -> None:
     added = {"image": "x", **({} if written is None else {"securityContext": {"capabilities": written}})}
     template = of_pod(containers=[{"name": "logs", **added}], initContainers=[{"name": "i", **added}])
     made = b.planned(b.job(rollout={"servers": 3, "template": template}))
@@ -113,7 +113,7 @@ def test_a_container_that_the_person_adds_is_as_restricted_as_ours(written: dict
 
 
 @pytest.mark.parametrize("add", [[{}], [["NET_BIND_SERVICE"]], 1, True, "NET_BIND_SERVICE", {"NET_BIND_SERVICE": 1}])
-def test_capabilities_of_another_shape_are_refused_with_path_value_rule_and_way_out(add: Any) -> None:
+def test_invalid_capabilities_are_refused_with_path_and_advice(add: Any) -> None:
     written = {"add": add}
     made = b.planned(b.job(learner={"gpus": 1, "template": of_learner(securityContext={"capabilities": written})}))
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
@@ -130,7 +130,7 @@ OURS_IN_OTHER_WORDS = [
 
 
 @pytest.mark.parametrize("path", OURS_IN_OTHER_WORDS)
-def test_a_path_of_ours_is_refused_however_it_is_written(path: str) -> None:
+def test_reserved_mount_path_is_refused_however_spelled(path: str) -> None:
     template = of_learner(volumeMounts=[{"name": "data", "mountPath": path}])
     made = b.planned(b.job(learner={"gpus": 1, "template": template}))
     where = f"spec.learner.template.{CONTAINER}.volumeMounts[0].mountPath"
@@ -139,21 +139,21 @@ def test_a_path_of_ours_is_refused_however_it_is_written(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/etc/stage2x", "/data//tmp", "/etc/stage2/../data", "/tmpfs", "/x/etc/stage2"])
-def test_a_path_that_only_looks_like_one_of_ours_is_taken(path: str) -> None:
+def test_mount_path_that_only_resembles_reserved_one_is_accepted(path: str) -> None:
     template = of_learner(volumeMounts=[{"name": "data", "mountPath": path}])
     assert b.planned(b.job(learner={"gpus": 1, "template": template})).children
 
 
-def test_every_field_that_is_refused_by_name_is_outside_of_what_is_allowed() -> None:
+def test_refused_template_fields_are_not_in_allowed_list() -> None:
     assert not template_rules._REFUSED_OF_POD.keys() & template_rules.OF_POD
 
 
-def test_variables_written_as_a_mapping_are_answered_with_how_to_write_them() -> None:
+def test_env_written_as_mapping_is_refused_with_correct_form() -> None:
     made = b.planned(b.job(learner={"gpus": 1, "template": of_learner(env={"A": "b"})}))
     text = "spec.learner.template.spec.containers[0].env: {'A': 'b'}; must be a list; begin each item with `- name:`"
     assert text in b.message(made, reasons.ACCEPTED)
 
 
-def test_a_sidecar_may_have_a_command() -> None:
+def test_sidecar_may_set_command() -> None:
     template = of_pod(containers=[{"name": "logs", "image": "x", "command": ["tail"]}])
     assert b.planned(b.job(learner={"gpus": 1, "template": template})).children

@@ -81,7 +81,7 @@ def record(example: Path) -> str:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[path.stem for path in EXAMPLES])
-def test_an_example_is_recorded_as_one_that_runs(example: Path) -> None:
+def test_recorded_example_matches_running_job(example: Path) -> None:
     recorded = json.loads(record(example))
     raw, observed = running(recorded)
     made = planned(raw, nodes(), observed)
@@ -89,7 +89,7 @@ def test_an_example_is_recorded_as_one_that_runs(example: Path) -> None:
     assert raw["status"]["phase"] == reasons.RUNNING
 
 
-def test_the_jobs_of_every_release_are_recorded() -> None:
+def test_jobs_of_every_release_are_recorded() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     released = re.findall(r"^## \[\d\S*\] - (\S+)$", changelog, re.MULTILINE)
     assert released
@@ -103,7 +103,7 @@ def of_pods(made: Any, observed: Observed) -> list[str]:
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
-def test_a_job_that_runs_notices_no_upgrade_and_is_managed(recorded: Any) -> None:
+def test_running_job_from_older_release_is_managed_without_restart(recorded: Any) -> None:
     raw, observed = running(recorded)
     account = nodes()
     made = planned(raw, account, observed)
@@ -116,7 +116,7 @@ def test_a_job_that_runs_notices_no_upgrade_and_is_managed(recorded: Any) -> Non
 
 
 @pytest.mark.parametrize("recorded", RECORDED)
-def test_a_job_that_the_earlier_controller_refused_meanwhile_notices_no_upgrade_either(recorded: Any) -> None:
+def test_running_job_refused_by_older_controller_is_accepted_without_restart(recorded: Any) -> None:
     """The definition is new before each controller is: an earlier one then reads keys that it does not know."""
     raw, observed = running(recorded)
     accepted = conditions.find(raw["status"], reasons.ACCEPTED) or {}
@@ -143,7 +143,7 @@ def built_by_another(raw: b.Object) -> Observed:
     return Observed(**parts)
 
 
-def test_an_edit_counts_by_what_its_author_changed() -> None:
+def test_edit_after_upgrade_restarts_job_only_if_it_changes_pods() -> None:
     raw, observed = upgraded(b.job()), built_by_another(b.job())
     first = b.planned(raw, observed)
     assert first.deletions == ()
@@ -158,7 +158,7 @@ def test_an_edit_counts_by_what_its_author_changed() -> None:
 
 @pytest.mark.parametrize("recorded", RECORDED)
 @pytest.mark.parametrize("hashed", ["as before", "otherwise"])
-def test_an_edit_of_no_pod_in_the_minute_of_an_upgrade_ends_no_pod(recorded: Any, hashed: str) -> None:
+def test_deadline_edit_during_upgrade_does_not_restart_pods(recorded: Any, hashed: str) -> None:
     """No controller ran when somebody set a deadline, and the next one may have other defaults."""
     raw, observed = running(recorded)
     if hashed == "otherwise" and "currentHash" in raw["status"]:
@@ -207,7 +207,7 @@ NO_POD = [
 
 
 @pytest.mark.parametrize("written", NO_POD)
-def test_edits_of_no_pod_together_with_an_upgrade_end_no_pod(
+def test_non_pod_edits_together_with_upgrade_do_not_restart_pods(
     upgraded_job: tuple[b.Object, Observed], written: list[b.Object]
 ) -> None:
     raw, observed = upgraded_job
@@ -232,7 +232,7 @@ WRITTEN_OUT: list[b.Object] = [
 
 
 @pytest.mark.parametrize("written", WRITTEN_OUT, ids=lambda spec: next(iter(spec)))
-def test_a_default_that_is_written_out_together_with_an_upgrade_ends_no_pod(written: b.Object) -> None:
+def test_writing_out_default_together_with_upgrade_does_not_restart_pods(written: b.Object) -> None:
     """Its pods ended. The API server allows it while they run."""
     raw = b.job(placement={})
     observed = b.started(raw)
@@ -249,7 +249,9 @@ def assert_unnoticed(raw: b.Object, observed: Observed) -> None:
 
 
 @pytest.mark.parametrize("written", WRITTEN_OUT, ids=lambda spec: next(iter(spec)))
-def test_a_value_beside_written_defaults_is_an_edit(upgraded_job: tuple[b.Object, Observed], written: b.Object) -> None:
+def test_changed_value_beside_written_defaults_restarts_job(
+    upgraded_job: tuple[b.Object, Observed], written: b.Object
+) -> None:
     raw, observed = upgraded_job
     made = b.planned(b.edited(raw, image="another:1", **written), observed)
     assert made.deletions == ("Job", "Deployment")
@@ -266,7 +268,7 @@ OF_PODS = [
 
 @pytest.mark.parametrize("written", OF_PODS, ids=lambda spec: next(iter(spec)))
 @pytest.mark.parametrize("by", ["this version", "another version"])
-def test_an_edit_of_its_pods_restarts_a_job_that_was_suspended_and_resumed_unseen(
+def test_pod_edit_restarts_job_suspended_and_resumed_between_passes(
     upgraded_job: tuple[b.Object, Observed], written: b.Object, by: str
 ) -> None:
     raw, observed = upgraded_job
@@ -277,7 +279,7 @@ def test_an_edit_of_its_pods_restarts_a_job_that_was_suspended_and_resumed_unsee
     assert (made.deletions, made.status["specHash"]) == (("Job", "Deployment"), made.status["currentHash"])
 
 
-def test_an_edit_that_a_suspension_made_possible_counts_after_an_upgrade() -> None:
+def test_pod_edit_while_suspended_counts_after_upgrade() -> None:
     raw = b.job(suspend=True)
     raw = b.with_status(raw, b.planned(raw))
     before = raw["status"]["specHash"]
@@ -287,7 +289,7 @@ def test_an_edit_that_a_suspension_made_possible_counts_after_an_upgrade() -> No
     assert b.planned(b.edited(raw, activeDeadlineSeconds=60)).status["specHash"] == OTHER_HASH
 
 
-def test_an_upgrade_together_with_a_time_to_live_reruns_no_failed_job() -> None:
+def test_ttl_edit_together_with_upgrade_does_not_rerun_failed_job() -> None:
     raw = b.job()
     observed = b.started(raw)
     raw = b.with_status(raw, b.planned(raw, observed))
@@ -302,7 +304,7 @@ def test_an_upgrade_together_with_a_time_to_live_reruns_no_failed_job() -> None:
     assert b.planned(b.edited(raw, image="right:1"), ended, after_s=60).status["phase"] != reasons.FAILED
 
 
-def test_the_number_of_servers_of_a_jobset_makes_no_pod_of_the_others() -> None:
+def test_changed_server_count_of_jobset_does_not_restart_pods() -> None:
     (recorded,) = [json.loads(line) for line in newest() if '"name": "job-jobset"' in line]
     raw, observed = running(recorded)
     raw = b.with_status(raw, planned(raw, nodes(), observed))
@@ -324,7 +326,7 @@ def under_a_narrow_policy(raw: b.Object, observed: Observed, *, after_s: float =
     return b.plan(raw, observed, settings=NARROW, now=b.NOW + timedelta(seconds=after_s))
 
 
-def test_a_running_job_that_the_policy_refuses_by_now_is_managed_to_its_end() -> None:
+def test_running_job_refused_by_narrowed_policy_is_managed_to_its_end() -> None:
     raw = b.job(activeDeadlineSeconds=600, ttlSecondsAfterFinished=60, **WIDE)
     observed = b.started(raw)
     raw = b.with_status(raw, b.planned(raw, observed))
@@ -354,9 +356,7 @@ def test_a_running_job_that_the_policy_refuses_by_now_is_managed_to_its_end() ->
     ],
     ids=["image", "pull secret", "label"],
 )
-def test_a_running_job_keeps_what_rules_of_the_policy_refuse_that_it_did_not_have(
-    spec: Any, policy: Any, path: str
-) -> None:
+def test_running_job_keeps_settings_that_new_policy_refuses(spec: Any, policy: Any, path: str) -> None:
     raw = b.job(**spec)
     observed = b.started(raw)
     raw = b.with_status(raw, b.planned(raw, observed))
@@ -366,7 +366,7 @@ def test_a_running_job_keeps_what_rules_of_the_policy_refuse_that_it_did_not_hav
     assert (made.status["phase"], made.deletions, of_pods(made, observed)) == (reasons.RUNNING, (), [])
 
 
-def test_a_new_start_of_it_is_refused() -> None:
+def test_restart_of_job_refused_by_narrowed_policy_is_refused() -> None:
     raw = b.job(suspend=True, **WIDE)
     raw = b.with_status(raw, b.planned(raw))
     assert b.condition(under_a_narrow_policy(raw, b.NOTHING), reasons.ACCEPTED) == ("True", reasons.NO_LONGER_VALID)
@@ -377,7 +377,7 @@ def test_a_new_start_of_it_is_refused() -> None:
     assert b.condition(b.planned(b.with_status(raw, made)), reasons.ACCEPTED) == ("True", reasons.VALID)
 
 
-def test_a_job_from_which_nothing_can_be_built_any_more_is_suspended_all_the_same() -> None:
+def test_job_with_unbuildable_spec_can_still_be_suspended() -> None:
     raw = b.job()
     observed = b.started(raw)
     raw = b.with_status(raw, b.planned(raw, observed))
@@ -388,7 +388,7 @@ def test_a_job_from_which_nothing_can_be_built_any_more_is_suspended_all_the_sam
     assert b.planned(b.edited(raw, learner={"gpus": 1, "template": template}), observed).deletions == ()
 
 
-def test_a_key_that_was_removed_keeps_no_running_job_from_its_end() -> None:
+def test_running_job_with_removed_config_key_keeps_running() -> None:
     raw = b.job()
     raw = b.with_status(raw, b.planned(raw, b.started(raw)))
     raw["spec"]["config"]["training"]["async_save"] = True

@@ -26,7 +26,7 @@ from tests.unit.controller.place.test_old_learner import ending
 from tests.unit.controller.place.test_placement import planned
 
 
-def test_a_suspended_job_has_no_workload_once_its_pods_have_ended() -> None:
+def test_suspended_job_deletes_workload_after_pods_have_ended() -> None:
     suspended = queued(suspend=True)
     first = passed(suspended, running(*ADMITTED))
     assert (first.deletions, "Workload" in b.kinds(first)) == (("Job", "Deployment"), True)
@@ -44,7 +44,7 @@ def edited(servers: int) -> Any:
     return raw
 
 
-def test_what_was_edited_between_two_passes_does_not_run_on_the_quota_of_before() -> None:
+def test_edited_job_does_not_run_on_quota_of_old_spec() -> None:
     observed, account = Observed(workload=workload(*ADMITTED, host=b.NODE)), n.capacity(n.node(gpus=16))
     made = planned(edited(7), account, observed)
     assert b.kinds(made) == []
@@ -55,19 +55,19 @@ def test_what_was_edited_between_two_passes_does_not_run_on_the_quota_of_before(
     assert len(asked["template"]["spec"]["containers"]) == 7
 
 
-def test_its_old_pods_end_before_their_quota_goes() -> None:
+def test_edited_job_ends_old_pods_before_releasing_quota() -> None:
     observed = replace(b.started(b.job()), workload=workload(*ADMITTED, host=b.NODE))
     made = planned(edited(7), n.capacity(n.node(gpus=16)), observed)
     assert set(made.deletions) == {"Job", "Deployment"}
 
 
-def test_what_was_so_edited_while_it_waits_asks_for_what_it_needs_now() -> None:
+def test_edited_pending_job_requests_quota_for_new_spec() -> None:
     found = workload(condition("QuotaReserved", "False", "insufficient quota"))
     made = planned(edited(1), n.capacity(n.node(gpus=16)), Observed(workload=found))
     assert made.deletions == ("Workload",)
 
 
-def test_a_learner_that_an_older_controller_let_run_beside_it_continues() -> None:
+def test_learner_started_by_older_controller_with_mismatched_workload_continues() -> None:
     """That one wrote a Workload for its switches alone, and made the pods of the new spec."""
     account, two = n.capacity(n.node(gpus=8)), {"servers": 2, "gpusPerServer": 1, "port": 8000}
     observed = replace(b.started(b.job(rollout=two)), workload=workload(*ADMITTED))
@@ -76,7 +76,7 @@ def test_a_learner_that_an_older_controller_let_run_beside_it_continues() -> Non
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
 
 
-def test_a_pod_that_has_ended_and_that_others_keep_holds_no_job_up() -> None:
+def test_finished_pod_kept_by_finalizer_does_not_block_new_workload() -> None:
     kept = ending(b.pod("learner", name="kept", phase="Failed"))
     made = planned(edited(2), n.capacity(n.node(gpus=8)), Observed(workload=workload(*ADMITTED), pods=(kept,)))
     assert made.deletions == ("Workload",)
@@ -98,7 +98,7 @@ def checked(state: str, message: str, *conditions: Object, active: bool = True) 
     return Observed(workload=made)
 
 
-def test_a_job_reports_the_check_that_it_waits_for_and_its_message() -> None:
+def test_pending_admission_check_is_reported_with_its_message() -> None:
     made = passed(queued(), checked("Pending", "Provisioning Request ETA: 5 min", RESERVED))
     assert made.status["message"] == "waits in queue team: admission check capacity: Provisioning Request ETA: 5 min"
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
@@ -107,7 +107,7 @@ def test_a_job_reports_the_check_that_it_waits_for_and_its_message() -> None:
     assert silent.status["message"] == "waits in queue team: admission check capacity: Pending"
 
 
-def test_why_a_check_failed_is_reported_until_kueue_asks_it_again() -> None:
+def test_failed_admission_check_is_reported_until_kueue_retries_it() -> None:
     raw = queued()
     failed = passed(raw, checked("Retry", "Retrying after failure: no such machines", RESERVED))
     wanted = "waits in queue team: admission check capacity: Retrying after failure: no such machines"
@@ -121,12 +121,12 @@ def test_why_a_check_failed_is_reported_until_kueue_asks_it_again() -> None:
     assert b.condition(again, reasons.QUOTA_RESERVED) == ("False", reasons.QUOTA_PENDING)
 
 
-def test_an_eviction_whose_check_was_never_seen_is_reported_in_kueues_words() -> None:
+def test_eviction_without_known_check_is_reported_in_kueues_words() -> None:
     made = passed(queued(), checked("Pending", RESET, RESERVED, RETRIED))
     assert b.message(made, reasons.QUOTA_RESERVED) == "waits in queue team: At least one admission check is false"
 
 
-def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_into_the_queue_again() -> None:
+def test_rejected_job_returns_quota_and_is_not_requeued() -> None:
     raw = queued()
     raw = b.with_status(raw, passed(raw, checked("Rejected", "no such machines", RESERVED)))
     made = passed(raw, checked("Pending", RESET, RESERVED, TURNED_AWAY, active=False))
@@ -149,7 +149,7 @@ def test_a_job_that_kueue_turned_away_gives_its_quota_back_and_is_not_pushed_int
 
 
 @pytest.mark.parametrize("suspended", [True, False])
-def test_a_job_that_was_turned_away_asks_again_once_it_was_suspended(suspended: bool) -> None:
+def test_rejected_job_is_requeued_after_suspension(suspended: bool) -> None:
     observed = checked("Pending", RESET, condition("QuotaReserved", "False"), TURNED_AWAY, active=False)
     made = passed(queued(suspend=suspended), observed)
     assert made.deletions == (("Workload",) if suspended else ())
@@ -172,7 +172,7 @@ def writes(made: Plan, observed: Observed) -> list[str]:
 
 
 @pytest.mark.parametrize("conditions", [(), FREED])
-def test_a_workload_that_somebody_deactivated_stays_so_and_the_job_reports_it(conditions: Any) -> None:
+def test_deactivated_workload_stays_inactive_and_is_reported(conditions: Any) -> None:
     raw, observed = queued(), inactive(*conditions)
     made = passed(raw, observed)
     assert writes(made, observed) == []
@@ -187,14 +187,14 @@ def test_a_workload_that_somebody_deactivated_stays_so_and_the_job_reports_it(co
     assert writes(again, observed) == []
 
 
-def test_a_job_continues_while_its_deactivated_workload_is_still_admitted() -> None:
+def test_job_continues_while_deactivated_workload_is_still_admitted() -> None:
     held = inactive(*ADMITTED).workload
     made = passed(queued(), Observed(**{**vars(running(*ADMITTED)), "workload": held}))
     assert not made.deletions
     assert b.condition(made, reasons.QUOTA_RESERVED) == ("True", reasons.ADMITTED)
 
 
-def test_a_job_that_runs_ends_once_kueue_evicts_it_and_returns_its_quota() -> None:
+def test_job_with_deactivated_workload_ends_on_eviction_and_returns_quota() -> None:
     observed = running(*ADMITTED, EVICTED)
     held = inactive(*ADMITTED, EVICTED).workload
     made = passed(queued(), Observed(**{**vars(observed), "workload": held}))
@@ -215,13 +215,13 @@ WAITS = (condition("QuotaReserved", "False"), condition("Admitted", "False"))
         pytest.param((*WAITS, RECOVERS), id="in the queue"),
     ],
 )
-def test_an_evicted_job_that_did_not_recover_waits_for_its_start_again(found: Any) -> None:
+def test_evicted_job_reports_pods_not_ready_as_waiting_for_start(found: Any) -> None:
     """Else Kueue counts its recoveryTimeout from before the eviction, and evicts the job as soon as it is admitted."""
     made = planned(queued(), n.capacity(n.node()), Observed(workload=workload(*found)), after_s=600)
     assert reported(made)["PodsReady"] == ("False", "WaitForStart")
 
 
-def test_an_admitted_job_that_a_resourcequota_refuses_returns_its_quota_once_kueue_is_tired_of_waiting() -> None:
+def test_admitted_job_refused_by_resource_quota_returns_kueue_quota_after_timeout() -> None:
     """Kueue counts waitForPodsReady.timeout from its admission."""
     admitted = Observed(workload=workload(*ADMITTED), over_quota="needs 4 pods")
     made = passed(queued(), admitted)
@@ -231,12 +231,12 @@ def test_an_admitted_job_that_a_resourcequota_refuses_returns_its_quota_once_kue
     assert reported(passed(queued(), replace(admitted, workload=evicted)))["QuotaReserved"] == ("False", "Pending")
 
 
-def test_one_that_waits_for_its_start_is_not_reported_so_again() -> None:
+def test_waiting_for_start_is_not_reported_to_kueue_twice() -> None:
     found = workload(*WAITS, condition("PodsReady", "False", reason="WaitForStart"))
     assert planned(queued(), n.capacity(n.node()), Observed(workload=found)).workload_patch is None
 
 
-def test_quota_goes_back_though_a_finalizer_of_others_keeps_a_pod_that_has_ended() -> None:
+def test_evicted_job_returns_quota_though_finalizer_keeps_finished_pod() -> None:
     kept = ending(b.pod(names.ROLE_LEARNER, b.down("learner", 0), name="kept", phase="Succeeded"))
     found = workload(*ADMITTED, condition("Evicted", message="preempted"))
     made = planned(queued(), n.capacity(n.node()), Observed(workload=found, pods=(kept,)))

@@ -74,7 +74,7 @@ class Listing(Idle):
         """All is well."""
 
 
-async def test_of_two_controllers_the_one_that_leads_lists_and_the_other_does_not_until_it_leads() -> None:
+async def test_only_leader_lists_objects_and_standby_does_after_takeover() -> None:
     leases = Leases()
     first, second = (controller(Idle(), leases=leases, identity=name) for name in ("a", "b"))
     lists = [Listing(), Listing()]
@@ -99,7 +99,7 @@ def is_ready(made: Controller) -> bool:
     return made.not_ready() is None
 
 
-async def test_one_that_stands_by_and_hears_nothing_of_the_lease_is_not_ready_and_at_last_restarted() -> None:
+async def test_standby_without_lease_answers_becomes_unready_and_is_then_restarted() -> None:
     leases = Leases()
     first, made = controller(Idle(), leases=leases), controller(Idle())
     await first.start()
@@ -122,7 +122,7 @@ async def test_one_that_stands_by_and_hears_nothing_of_the_lease_is_not_ready_an
     await first.stop()
 
 
-async def test_one_that_stands_by_is_not_ready_before_another_is_seen_to_lead() -> None:
+async def test_standby_is_unready_until_leader_renews_lease() -> None:
     """`helm uninstall` takes the rights by which a leader gives its Lease up; `install --wait` came back too early."""
     leases = Leases()
     gone = controller(Idle(), leases=leases, identity="of the release before")
@@ -157,7 +157,7 @@ class Blind(Idle):
         raise TimeoutError("lists are away")
 
 
-async def test_one_that_may_not_list_is_not_ready_and_leaves_the_lease_to_others() -> None:
+async def test_standby_that_cannot_list_is_unready_and_does_not_take_lease() -> None:
     leases = Leases()
     made = controller(Idle(), leases=leases)
     made.watches = cast("Any", Blind(tries_well=False))
@@ -170,7 +170,7 @@ async def test_one_that_may_not_list_is_not_ready_and_leaves_the_lease_to_others
     await made.stop()
 
 
-async def test_one_that_leads_and_cannot_list_what_exists_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_leader_that_cannot_list_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     leases = Leases()
     made = controller(Idle(), leases=leases)
     made.watches = cast("Any", Blind(tries_well=True))
@@ -191,7 +191,7 @@ class Deaf(Listing):
         return "no whole list"
 
 
-async def test_one_whose_account_of_room_is_not_true_any_more_is_neither_alive_nor_ready() -> None:
+async def test_controller_with_stale_lists_is_neither_alive_nor_ready() -> None:
     made = controller(Idle())
     made.watches = cast("Any", Deaf())
     await made.start()
@@ -206,7 +206,7 @@ class Restored(Listing):
         raise ExceptionGroup("watches", [WentBack("pods: version 99 after 100")])
 
 
-async def test_one_whose_api_server_went_back_in_time_ends_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_controller_restarts_when_api_server_was_restored_from_backup(caplog: pytest.LogCaptureFixture) -> None:
     """It went on with a world that never was, and its /healthz said that all was well."""
     made = controller(Idle())
     made.watches = cast("Any", Restored())
@@ -230,7 +230,7 @@ def report(made: Controller, kind: str, change: str, body: Any, version: str = "
     made.observe(kind, cast("Any", {"type": change, "object": there}))
 
 
-async def test_news_of_a_job_that_is_gone_are_no_work() -> None:
+async def test_events_of_deleted_job_cause_no_work() -> None:
     made = controller(Idle())
     report(made, "Service", "MODIFIED", {}, "2")
     assert made.queue.depth() == 0
@@ -249,7 +249,7 @@ class Forgetful(Idle):
         self.forgotten.append(key)
 
 
-async def test_the_end_of_a_job_that_is_reported_late_takes_nothing_from_the_next_one_of_its_name() -> None:
+async def test_late_deletion_event_does_not_forget_recreated_job() -> None:
     reconciler = Forgetful()
     made = controller(reconciler)
     for uid, change in (("new", "ADDED"), ("old", "DELETED"), ("new", "DELETED")):
@@ -260,7 +260,7 @@ async def test_the_end_of_a_job_that_is_reported_late_takes_nothing_from_the_nex
     assert reconciler.forgotten == [n.KEY]
 
 
-def test_pods_are_counted_by_their_own_watch_alone() -> None:
+def test_pods_are_counted_from_watch_events() -> None:
     made = controller(Idle())
     made.capacity = n.capacity(n.node(gpus=8))
     made.observe("Pod", {"type": "ADDED", "object": n.foreign(gpus=2)})
@@ -268,7 +268,7 @@ def test_pods_are_counted_by_their_own_watch_alone() -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_in_worker_ends_process(replicas: int, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fails(_: object) -> None:
         raise AttributeError("a bug")
 
@@ -281,7 +281,7 @@ async def test_a_bug_that_ends_the_work_ends_the_process(replicas: int, monkeypa
     await made.stop()
 
 
-async def test_a_process_that_is_asked_to_end_is_not_broken() -> None:
+async def test_stopped_process_does_not_count_as_broken() -> None:
     made = controller(Idle())
     await made.start()
     await asyncio.sleep(0)
@@ -291,7 +291,7 @@ async def test_a_process_that_is_asked_to_end_is_not_broken() -> None:
     assert operator.why_ended(made) is None
 
 
-async def test_what_has_ended_a_controller_is_reported() -> None:
+async def test_reason_for_end_of_controller_is_reported() -> None:
     made = controller(Idle())
     made.broken = True
     assert "a bug" in str(operator.why_ended(made))
@@ -299,7 +299,7 @@ async def test_what_has_ended_a_controller_is_reported() -> None:
     assert operator.why_ended(made) == "another controller leads now"
 
 
-def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_process_exits_with_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stage2_controller.loop.operator.run", lambda *_: "a bug ended the controller")
     usual = sys.getrecursionlimit()
     try:
@@ -310,7 +310,9 @@ def test_a_broken_process_ends_with_an_error_for_the_kubelet(monkeypatch: pytest
     assert ended.value.code == "a bug ended the controller"
 
 
-async def test_a_long_block_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_long_event_loop_block_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(loop_controller, "LOGGED_LAG_S", 0.2)
     late: asyncio.Queue[float] = asyncio.Queue()
     watching = asyncio.create_task(loop_controller.measure_lag(late.put_nowait))
@@ -380,18 +382,18 @@ async def test_bad_certificate_of_metrics_ends_the_controller_with_a_sentence(tm
         await metrics.serve(lambda: None, lambda: None, lambda: b"", ("127.0.0.1", 0), folder)
 
 
-async def test_a_problem_is_reported_with_status_500() -> None:
+async def test_problem_makes_healthz_return_500() -> None:
     found = await answers("the watches are deaf", None)
     assert found["/healthz"] == (500, "the watches are deaf")
     assert found["/readyz"] == (200, "ok")
 
 
-async def test_a_controller_that_knows_nothing_yet_lives_and_is_not_ready() -> None:
+async def test_controller_without_lists_is_alive_but_not_ready() -> None:
     found = await answers(None, "does not know yet what exists")
     assert (found["/healthz"][0], found["/readyz"][0]) == (200, 500)
 
 
-async def test_the_figures_report_requests_and_jobs() -> None:
+async def test_metrics_count_requests_and_jobs() -> None:
     lines = (await answers(None, None))["/metrics"][1].splitlines()
     assert 'stage2_api_requests_total{code="200",resource="secrets",verb="get"} 1.0' in lines
     assert 'stage2_job_phase{name="job-3v1",namespace="team-a",phase="Running",reason=""} 1.0' in lines

@@ -58,7 +58,7 @@ def accepted(life: Life) -> Object:
 
 
 @pytest.mark.parametrize("errors", [1, 300, 3_000])
-async def test_a_refusal_of_any_length_fits_a_status_that_the_definition_takes(life: Life, errors: int) -> None:
+async def test_long_refusal_by_api_server_is_cut_to_fit_status(life: Life, errors: int) -> None:
     one = "spec.template.spec.tolerations[0].effect: Unsupported value: 'Bad': supported values: 'NoExecute', 'NoX'"
     life.server.refused["Deployment"] = f"Deployment is invalid: [{', '.join([one] * errors)}]: mend them all"
     life.server.refused["Service"] = "exceeded quota: small"
@@ -78,7 +78,7 @@ async def test_a_refusal_of_any_length_fits_a_status_that_the_definition_takes(l
 
 
 @pytest.mark.parametrize("length", [100, 40_000, 400_000])
-async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -> None:
+async def test_long_quota_message_is_cut_to_fit_condition(life: Life, length: int) -> None:
     await life.one_pass()
     there = life.server.objects["Deployment", "job-3v1-rollout"]
     life.server.add({**there, "status": b.refused_by_quota("exceeded quota: " + "x" * length)})
@@ -90,7 +90,7 @@ async def test_so_is_what_a_scheduler_or_a_quota_says(life: Life, length: int) -
     assert len(reported["message"]) <= conditions.MESSAGE_CHARS
 
 
-async def test_a_spec_that_breaks_a_rule_is_read_once_for_all_passes(life: Life, readers: list[str]) -> None:
+async def test_invalid_spec_is_parsed_once_for_all_passes(life: Life, readers: list[str]) -> None:
     life.server.add(b.job(learner={"gpus": 1, "template": {"spec": {"hostNetwork": True}}}))
     for _ in range(5):
         await life.one_pass()
@@ -103,7 +103,7 @@ async def test_a_spec_that_breaks_a_rule_is_read_once_for_all_passes(life: Life,
 
 
 @pytest.mark.parametrize("make", [keys, listed])
-async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, make: Any) -> None:
+async def test_oversized_spec_is_refused_before_parsing(life: Life, make: Any) -> None:
     life.server.add(make(3 * LARGEST))
     await life.one_pass()
     reported = accepted(life)
@@ -116,7 +116,9 @@ async def test_a_spec_above_the_bound_is_refused_before_it_is_read(life: Life, m
 
 
 @pytest.mark.parametrize(("make", "count"), [(keys, 7_000), (listed, 12_000)])
-async def test_only_a_large_spec_is_read_beside_the_loop(life: Life, readers: list[str], make: Any, count: int) -> None:
+async def test_only_large_spec_is_parsed_outside_event_loop(
+    life: Life, readers: list[str], make: Any, count: int
+) -> None:
     await life.one_pass()
     assert readers == [LOOP]
     life.server.add(make(count), generation=2)
@@ -126,7 +128,9 @@ async def test_only_a_large_spec_is_read_beside_the_loop(life: Life, readers: li
     assert readers[1] != LOOP
 
 
-async def test_a_large_specs_bug_is_reported(life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_while_parsing_large_spec_is_reported(
+    life: Life, readers: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("a bug")
 
@@ -140,7 +144,7 @@ async def test_a_large_specs_bug_is_reported(life: Life, readers: list[str], mon
     assert len(readers) == 1
 
 
-async def test_of_very_many_mistakes_a_hundred_are_described_and_the_rest_counted(life: Life) -> None:
+async def test_many_spec_mistakes_are_cut_to_limit_and_rest_counted(life: Life) -> None:
     life.server.add(keys(5_000))
     await life.one_pass()
     message = accepted(life)["message"]

@@ -26,7 +26,7 @@ def broken(raw: Mapping[str, Any]) -> Plan:
     return Plan(status=statuses.after_bug(raw, BUG, b.NOW), keeps_place=True)
 
 
-def test_the_condition_has_the_text_and_the_way_out() -> None:
+def test_internal_error_condition_has_text_and_advice() -> None:
     made = broken(b.job())
     assert b.condition(made, reasons.ACCEPTED) == ("Unknown", reasons.INTERNAL_ERROR)
     message = b.message(made, reasons.ACCEPTED)
@@ -35,7 +35,7 @@ def test_the_condition_has_the_text_and_the_way_out() -> None:
     assert made.status["phase"] == reasons.PENDING
 
 
-def test_the_answer_to_why_it_does_not_train_is_the_bug() -> None:
+def test_explain_names_internal_error() -> None:
     raw = b.job()
     made = broken(raw)
     step = next(step for step in explanation.chain(b.with_status(raw, made)) if step.state != "ok")
@@ -43,7 +43,7 @@ def test_the_answer_to_why_it_does_not_train_is_the_bug() -> None:
     assert b.condition(made, reasons.TRAINING) == ("False", reasons.INTERNAL_ERROR)
 
 
-def test_it_is_one_warning_and_the_next_pass_writes_nothing() -> None:
+def test_internal_error_emits_single_warning_and_next_pass_writes_nothing() -> None:
     raw = b.job()
     first = broken(raw)
     (event,) = events({}, first.status)
@@ -51,7 +51,7 @@ def test_it_is_one_warning_and_the_next_pass_writes_nothing() -> None:
     assert broken(b.with_status(raw, first)).status == first.status
 
 
-def test_what_runs_continues_and_is_reported_as_before() -> None:
+def test_running_job_continues_and_keeps_status_during_internal_error() -> None:
     raw = b.job()
     running = b.planned(raw, b.started(raw))
     made = broken(b.with_status(raw, running))
@@ -60,14 +60,14 @@ def test_what_runs_continues_and_is_reported_as_before() -> None:
     assert b.condition(made, reasons.TRAINING) == ("True", reasons.INTERNAL_ERROR)
 
 
-def test_a_refused_spec_that_was_corrected_into_a_bug_is_refused_no_more() -> None:
+def test_corrected_spec_that_hits_bug_is_no_longer_refused() -> None:
     refused = b.job(learner={"gpus": 2})
     made = broken(b.with_status(b.job(), b.planned(refused)))
     assert b.condition(made, reasons.FAILED) is None
     assert made.status["phase"] == reasons.PENDING
 
 
-def test_a_job_that_can_be_planned_again_forgets_the_bug() -> None:
+def test_job_that_can_be_planned_again_clears_internal_error() -> None:
     raw = b.job()
     again = b.planned(b.with_status(raw, broken(raw)))
     assert b.condition(again, reasons.ACCEPTED) == ("True", reasons.VALID)
@@ -102,7 +102,9 @@ def leader(server: Server) -> Reconciler:
     return reconciler(server, store)
 
 
-async def test_a_traceback_is_logged_once(server: Server, bug: list[str], caplog: pytest.LogCaptureFixture) -> None:
+async def test_traceback_is_logged_once_per_generation(
+    server: Server, bug: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
     store = Store()
     passes = reconciler(server, store)
     with caplog.at_level(logging.ERROR):
@@ -119,7 +121,7 @@ def counted(made: Reconciler) -> dict[str, float]:
     return {result: count for result, count in found.items() if count}
 
 
-async def test_a_pass_cancelled_with_the_lease_is_no_bug(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pass_cancelled_with_lease_does_not_count_as_bug(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = asyncio.Event()
 
     async def hang(job: Any, status: Any) -> None:
@@ -136,7 +138,7 @@ async def test_a_pass_cancelled_with_the_lease_is_no_bug(server: Server, monkeyp
     assert counted(passes) == {"retry": 1}
 
 
-async def test_a_bug_outside_of_a_plan_counts_as_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_outside_planning_counts_as_error(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(job: Any, status: Any) -> None:
         raise BUG
 

@@ -62,7 +62,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("happens", ["deleted", "applied_anew", "deleted_in_the_foreground"])
-async def test_a_job_that_goes_while_its_pass_reads_is_promised_nothing_and_gets_no_child(happens: str) -> None:
+async def test_job_deleted_during_pass_gets_no_node_and_no_children(happens: str) -> None:
     stage = Stage()
     stage.server.while_reading = getattr(stage, happens)
     assert await stage.leader(KEY) is None
@@ -71,7 +71,7 @@ async def test_a_job_that_goes_while_its_pass_reads_is_promised_nothing_and_gets
     assert ("apply", "status") not in stage.server.requests
 
 
-async def test_a_job_that_goes_while_its_status_is_written_does_not_come_back_into_the_store() -> None:
+async def test_job_deleted_during_status_write_does_not_return_to_store() -> None:
     stage = Stage()
     stage.server.while_telling = stage.deleted
     await stage.leader(KEY)
@@ -84,7 +84,7 @@ def _leader(server: Server, store: Store) -> tuple[Reconciler, Capacity]:
     return reconciler(server, store, capacity=account), account
 
 
-async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing() -> None:
+async def test_waiting_job_edited_to_invalid_spec_leaves_waiting_list() -> None:
     server, store = Server(), Store()
     leader, account = _leader(server, store)
     account.put("Pod", n.foreign(gpus=8))
@@ -98,7 +98,7 @@ async def test_a_waiting_job_that_is_edited_into_a_wrong_one_waits_for_nothing()
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Job"])
-async def test_a_job_whose_children_are_refused_keeps_no_room_from_others(kind: str) -> None:
+async def test_job_with_refused_children_gives_back_its_node(kind: str) -> None:
     server, store = Server(), Store()
     leader, account = _leader(server, store)
     server.refused = {kind: "exceeded quota: objects"}
@@ -111,7 +111,7 @@ async def test_a_job_whose_children_are_refused_keeps_no_room_from_others(kind: 
     assert account.snapshot(KEY).promised == b.NODE
 
 
-async def test_who_came_first_is_first_also_when_another_leader_looks_at_others_before() -> None:
+async def test_new_leader_keeps_arrival_order_of_waiting_jobs() -> None:
     """A list has jobs in the order of their names."""
     server, store, keys = Server(), Store(), [Key("team-a", name) for name in ("a-late", "z-early")]
     leader, account = _leader(server, store)
@@ -133,7 +133,7 @@ class Eventful(Server):
         return [{"metadata": {"creationTimestamp": reported}, "message": f"{namespace} {uid} {reason}"}]
 
 
-async def test_the_job_repeats_the_events_message() -> None:
+async def test_learner_pod_refusal_is_reported_from_event_message() -> None:
     server, store, after_s = Eventful(), Store(), [0.0]
     store.put(names.KIND, server.put(b.job()))
     leader = reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=after_s[0]))

@@ -59,17 +59,17 @@ def problems(job: Any) -> set[tuple[str, str]]:
     ],
     ids=["new", "suspended", "starting", "running", "succeeded", "invalid"],
 )
-def test_a_phase_comes_with_why_the_job_does_not_train(job: Any, phase: str, reason: str) -> None:
+def test_phase_metric_has_reason_why_job_does_not_train(job: Any, phase: str, reason: str) -> None:
     assert figures(job)["stage2_job_phase"] == [({"phase": phase, "reason": reason}, 1)]
 
 
-def test_a_job_that_trains_has_no_problem_and_neither_has_one_that_has_ended() -> None:
+def test_training_or_finished_job_exports_no_problem() -> None:
     assert problems(seen(b.started(b.job()))) == set()
     assert problems(seen(b.completed(b.job()))) == set()
     assert problems(seen(b.NOTHING, suspend=True)) == set()
 
 
-def test_no_problem_hides_another() -> None:
+def test_all_problems_of_job_are_exported() -> None:
     raw = b.job(**WIDE)
     observed = b.started(raw, progress=None, unreachable="no route to host")
     refused = b.plan(b.with_status(raw, b.planned(raw, observed)), observed, settings=NARROW)
@@ -95,32 +95,32 @@ LEAVING["metadata"]["deletionTimestamp"] = "2026-01-02T03:04:05Z"
     ],
     ids=["no pod", "half", "all", "one that ends", "one that has ended", "of no role"],
 )
-def test_gpus_are_held_by_pods_that_have_a_node(pods: Any, gpus: int) -> None:
+def test_gpus_held_counts_only_pods_with_node(pods: Any, gpus: int) -> None:
     assert figures(b.job(), *pods)["stage2_job_gpus_held"] == [({}, gpus)]
 
 
-def test_a_job_on_the_cpu_holds_none_unless_it_claims_them() -> None:
+def test_cpu_job_holds_no_gpus_unless_it_claims_them() -> None:
     on_cpu = b.job(gpuResource="")
     assert figures(on_cpu, SERVERS, LEARNER)["stage2_job_gpus_held"] == [({}, 0)]
     on_cpu["spec"]["learner"]["resourceClaimTemplate"] = "one-gpu"
     assert figures(on_cpu, SERVERS, LEARNER)["stage2_job_gpus_held"] == [({}, 4)]
 
 
-def test_a_section_that_is_absent_counts_as_its_defaults() -> None:
+def test_missing_spec_section_counts_with_its_defaults() -> None:
     job = b.job()
     del job["spec"]["rollout"], job["spec"]["learner"]
     default = RolloutSpec().servers * RolloutSpec().gpus_per_server + LearnerSpec().gpus
     assert figures(job, SERVERS, LEARNER)["stage2_job_gpus_held"] == [({}, default)]
 
 
-def test_the_way_to_the_first_step_is_measured_once() -> None:
+def test_time_to_first_step_is_exported_once_known() -> None:
     raw, made = b.job(), b.planned(b.job())
     assert "stage2_job_first_step_seconds" not in figures(b.with_status(raw, made))
     stepped = b.planned(b.with_status(raw, made), b.started(raw), after_s=90)
     assert figures(b.with_status(raw, stepped))["stage2_job_first_step_seconds"] == [({}, 90)]
 
 
-def test_the_age_of_a_report_and_restarts_are_figures() -> None:
+def test_report_age_and_restarts_are_exported() -> None:
     job = seen(b.started(b.job()))
     job["status"]["servers"][1]["restarts"] = 5
     found = figures(job, report_age_s=12.5)
@@ -130,7 +130,7 @@ def test_the_age_of_a_report_and_restarts_are_figures() -> None:
     assert "stage2_job_report_age_seconds" not in figures(job)
 
 
-def test_figures_of_a_run_come_from_its_status() -> None:
+def test_training_metrics_come_from_job_status() -> None:
     found = figures(seen(b.started(b.job())))
     values = {name: found[f"stage2_job_{name}"] for name in ("step", "max_steps", "loss", "sync_seconds")}
     assert values == {"step": [({}, 4)], "max_steps": [({}, 10)], "loss": [({}, 0.5)], "sync_seconds": [({}, 0.2)]}

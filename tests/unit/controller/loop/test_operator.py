@@ -17,14 +17,14 @@ from stage2_controller.loop.controller import Options
 from tests.unit.controller import builders as b
 
 
-def test_without_a_cluster_it_names_the_kubeconfig_that_it_looked_for(tmp_path, monkeypatch):
+def test_missing_cluster_error_names_kubeconfig(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     failure = operator.run(Settings(), Options())
     assert failure.startswith(f"KUBECONFIG: '{tmp_path / 'none'}'")
     assert "current context" in failure
 
 
-def test_a_taken_address_is_named_with_the_flag(tmp_path, monkeypatch):
+def test_occupied_listen_address_error_names_flag(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", b.kubeconfig(tmp_path / "kubeconfig", "https://127.0.0.1:1"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -153,7 +153,7 @@ async def serve_until(done: Callable[[], bool], options: Options | None = None, 
     await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_no_list_is_asked_for_without_a_limit(cluster: Cluster) -> None:
+async def test_every_list_request_has_page_limit(cluster: Cluster) -> None:
     await serve_until(lambda: len(cluster.watches) == len(KINDS))
     by_kind = {kind.plural: [limit for name, limit in cluster.lists if name == kind.plural] for kind in KINDS}
     assert {limit for limits in by_kind.values() for limit in limits} == {"50", "200", "500"}
@@ -163,7 +163,7 @@ async def test_no_list_is_asked_for_without_a_limit(cluster: Cluster) -> None:
         assert len(limits) >= times * PAGES, f"{plural}: by the controller at its start, and jobs by kopf too"
 
 
-async def test_a_list_of_the_controller_that_expires_between_two_pages_restarts(cluster: Cluster) -> None:
+async def test_expired_list_page_restarts_listing(cluster: Cluster) -> None:
     cluster.expires = True
     await serve_until(lambda: len(cluster.watches) == len(KINDS))
     (plural,) = cluster.expired
@@ -171,14 +171,14 @@ async def test_a_list_of_the_controller_that_expires_between_two_pages_restarts(
     assert len(requested) >= 2 * PAGES + 2, "two pages in vain"
 
 
-async def test_one_that_stands_by_has_tried_each_list_once_and_asks_for_nothing_but_the_lease(cluster: Cluster) -> None:
+async def test_standby_tries_each_list_once_then_requests_only_lease(cluster: Cluster) -> None:
     options = Options(lease=("stage2-system", "stage2"))
     await serve_until(lambda: cluster.asked.count(LEASE) >= 3, options)
     assert sorted(cluster.lists) == sorted((kind.plural, "1") for kind in KINDS)
     assert set(cluster.asked[cluster.asked.index(LEASE) :]) == {LEASE}
 
 
-async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: Cluster) -> None:
+async def test_repeated_refused_credentials_end_kopf(cluster: Cluster) -> None:
     cluster.refuses_login_of = "kopf/"
     async with asyncio.timeout(30):
         with pytest.raises(kopf.LoginError):
@@ -186,7 +186,7 @@ async def test_a_login_that_brings_refused_credentials_again_ends_kopf(cluster: 
     assert len(cluster.asked) < 100
 
 
-def test_only_a_generator_that_the_end_closes_fails_unseen(caplog):
+def test_only_exceptions_of_closing_generators_are_silenced(caplog):
     """As kopf's watches do, one of the generators raises while the loop's end closes it."""
 
     async def watch() -> AsyncIterator[int]:

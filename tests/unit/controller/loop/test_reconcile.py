@@ -41,7 +41,7 @@ def foreign(kind: str) -> Object:
     return child
 
 
-async def test_a_new_job_is_one_write_a_child_and_one_status(life: Life) -> None:
+async def test_new_job_writes_each_child_once_and_status_once(life: Life) -> None:
     await life.one_pass()
     made = [(verb, kind) for verb, kind in life.server.requests if verb != "get"]
     assert [kind for verb, kind in made if verb == "create"] == ["Secret", "Job"], "they are never written again"
@@ -52,14 +52,14 @@ async def test_a_new_job_is_one_write_a_child_and_one_status(life: Life) -> None
     assert life.server.requests == []
 
 
-async def test_what_a_pass_wrote_is_known_before_the_watches_report_of_it(life: Life) -> None:
+async def test_written_objects_are_in_store_before_watch_events(life: Life) -> None:
     await life.one_pass()
     written = {kind for kind, _ in life.server.objects if kind != names.KIND} - {"Secret", "ConfigMap"}
     assert {kind for kind in WATCHED if kind != names.KIND and list(life.store.all_of(kind))} == written
     assert life.store.one(names.KIND, KEY, KEY.name) == life.server.objects[names.KIND, KEY.name]
 
 
-async def test_what_a_pass_deleted_is_gone_before_the_watches_report_of_it(life: Life) -> None:
+async def test_deleted_objects_leave_store_before_watch_events(life: Life) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
@@ -70,7 +70,7 @@ async def test_what_a_pass_deleted_is_gone_before_the_watches_report_of_it(life:
 
 
 @pytest.mark.parametrize("deleted", [CONFIG, TOKEN], ids=["ConfigMap", "Secret"])
-async def test_a_file_deleted_while_the_job_is_suspended_is_recreated(life: Life, deleted: tuple[str, str]) -> None:
+async def test_config_or_secret_deleted_during_suspension_is_recreated(life: Life, deleted: tuple[str, str]) -> None:
     await life.one_pass()
     life.server.add(b.job(suspend=True), generation=2)
     await life.one_pass()
@@ -90,7 +90,7 @@ async def passes_for(life: Life, seconds: float, clock: list[float]) -> None:
         clock[0] += again_after_s
 
 
-async def test_a_configmap_that_somebody_edits_is_put_right_within_a_minute() -> None:
+async def test_edited_configmap_is_restored_within_minute() -> None:
     server, store, clock = Server(), Store(), [0.0]
     server.add(b.job())
     life = Life(server, store, reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=clock[0])))
@@ -101,7 +101,7 @@ async def test_a_configmap_that_somebody_edits_is_put_right_within_a_minute() ->
     assert server.objects[CONFIG]["data"] == mine["data"]
 
 
-async def test_a_secret_that_somebody_deletes_is_missed_within_a_minute() -> None:
+async def test_deleted_secret_is_noticed_within_minute() -> None:
     server, store, clock = Server(), Store(), [0.0]
     server.add(b.job())
     life = Life(server, store, reconciler(server, store, clock=lambda: b.NOW + timedelta(seconds=clock[0])))
@@ -111,7 +111,7 @@ async def test_a_secret_that_somebody_deletes_is_missed_within_a_minute() -> Non
     assert ("delete", "Job") in server.requests, "its pods hold another token than new ones would"
 
 
-async def test_pods_that_end_while_the_job_waits_for_a_node_have_not_lost_their_secret(life: Life) -> None:
+async def test_lingering_pod_of_waiting_job_does_not_trigger_secret_renewal(life: Life) -> None:
     """It was not read while a job had no place."""
     await life.one_pass()
     for kind, name in [name for name in life.server.objects if name[0] in kinds.ROLE_OF_PODS]:
@@ -127,7 +127,7 @@ async def test_pods_that_end_while_the_job_waits_for_a_node_have_not_lost_their_
 
 
 @pytest.mark.parametrize("kind", ["Job", "Deployment"])
-async def test_a_child_that_has_lost_its_label_is_found_by_its_pods(life: Life, kind: str) -> None:
+async def test_unlabelled_child_is_found_through_its_pods(life: Life, kind: str) -> None:
     """A learner that trained was said to end, because the watch had its Job no more."""
     await life.one_pass()
     role = {"Job": names.ROLE_LEARNER, "Deployment": names.ROLE_ROLLOUT}[kind]
@@ -147,7 +147,7 @@ async def test_a_child_that_has_lost_its_label_is_found_by_its_pods(life: Life, 
     assert (running["status"], running["reason"]) == ("True", reasons.LEARNER_STARTED), role
 
 
-async def test_a_deletion_that_is_refused_is_reported(life: Life) -> None:
+async def test_refused_deletion_is_reported(life: Life) -> None:
     await life.one_pass()
     life.server.refused["Deployment"] = "the controller may not delete"
     life.server.add(b.job(suspend=True), generation=2)
@@ -157,7 +157,7 @@ async def test_a_deletion_that_is_refused_is_reported(life: Life) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "Secret", "Service", "Deployment", "NetworkPolicy", "Job"])
-async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_reported_once(life: Life, kind: str) -> None:
+async def test_foreign_object_with_childs_name_is_kept_and_reported_once(life: Life, kind: str) -> None:
     child = foreign(kind)
     theirs = life.server.add(child)
     assert await life.one_pass() == 0
@@ -173,7 +173,7 @@ async def test_a_foreign_object_of_a_childs_name_stays_as_it_is_and_is_reported_
     assert DEPLOYMENT in life.server.objects
 
 
-async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before(life: Life) -> None:
+async def test_recreated_job_waits_until_old_config_and_secret_are_gone(life: Life) -> None:
     await life.one_pass()
     life.server.add(b.job(), uid="uid-of-the-next")
     life.reconciler.forget(KEY)  # the watch reported of the deletion
@@ -193,7 +193,7 @@ async def test_a_job_that_is_applied_again_waits_for_the_files_of_the_one_before
     assert owner["uid"] == "uid-of-the-next"
 
 
-async def test_a_secret_of_its_own_that_the_pass_did_not_know_is_taken_as_it_is(life: Life) -> None:
+async def test_own_secret_missing_from_cache_is_adopted_unchanged(life: Life) -> None:
     mine = life.server.add(b.child(b.planned(b.job()), "Secret"))
     await life.one_pass()
     assert life.children_applied() == ("True", reasons.APPLIED)
@@ -201,7 +201,7 @@ async def test_a_secret_of_its_own_that_the_pass_did_not_know_is_taken_as_it_is(
 
 
 @pytest.mark.parametrize("kind", ["ConfigMap", "NetworkPolicy", "Service", "Deployment"])
-async def test_a_child_of_its_own_that_the_pass_did_not_know_is_made_what_it_should_be(life: Life, kind: str) -> None:
+async def test_own_child_missing_from_store_is_updated_in_place(life: Life, kind: str) -> None:
     (name,) = [child["metadata"]["name"] for child in b.planned(b.job()).children if child["kind"] == kind]
     changed = copy.deepcopy(b.child(b.planned(b.job()), kind))
     changed["metadata"]["annotations"] = {**changed["metadata"]["annotations"], "of": "an earlier version"}
@@ -213,7 +213,7 @@ async def test_a_child_of_its_own_that_the_pass_did_not_know_is_made_what_it_sho
     assert life.children_applied() == ("True", reasons.APPLIED)
 
 
-async def test_no_servers_are_made_when_the_learners_name_turns_out_to_be_taken(life: Life) -> None:
+async def test_no_servers_are_created_when_learner_name_is_taken(life: Life) -> None:
     theirs = life.server.add(foreign("Job"))
     for _ in range(2):
         await life.one_pass()
@@ -221,7 +221,7 @@ async def test_no_servers_are_made_when_the_learners_name_turns_out_to_be_taken(
     assert life.server.objects["Job", "job-3v1-learner"] == theirs
 
 
-async def test_a_learner_that_waits_goes_when_the_servers_name_turns_out_to_be_taken(life: Life) -> None:
+async def test_waiting_learner_is_deleted_when_server_name_is_taken(life: Life) -> None:
     theirs = life.server.add(foreign("Deployment"))
     await life.one_pass()
     assert ("Job", "job-3v1-learner") in life.server.objects
@@ -230,7 +230,7 @@ async def test_a_learner_that_waits_goes_when_the_servers_name_turns_out_to_be_t
     assert life.server.objects["Deployment", "job-3v1-rollout"] == theirs
 
 
-async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learner_that_runs(life: Life) -> None:
+async def test_servers_of_running_learner_stay_when_service_name_is_taken(life: Life) -> None:
     await life.one_pass()
     life.store.put("Pod", learner_pod())
     life.server.remove("Service", "job-3v1-rollout")
@@ -241,7 +241,7 @@ async def test_servers_stay_when_a_stranger_takes_the_name_of_a_file_of_a_learne
     assert DEPLOYMENT in life.server.objects
 
 
-async def test_a_secret_without_certificates_is_recreated_before_any_pod(life: Life) -> None:
+async def test_secret_without_certificates_is_recreated_before_pods(life: Life) -> None:
     life.server.add(manifest.secret(b.owner(b.job()), {"token": "of-before"}))
     for _ in range(4):
         await life.one_pass()
@@ -254,7 +254,7 @@ async def test_a_secret_without_certificates_is_recreated_before_any_pod(life: L
     assert life.server.requests == []
 
 
-async def test_a_controller_that_takes_over_leaves_the_certificates_as_they_are(life: Life) -> None:
+async def test_new_leader_keeps_existing_certificates(life: Life) -> None:
     await life.one_pass()
     kept = life.server.objects[TOKEN]
     store = Store()
@@ -274,14 +274,14 @@ def ended(phase: str, reason: str) -> Object:
     return {**raw, "status": {**status, "specHash": hashed, "observedGeneration": 1}}
 
 
-async def test_a_job_whose_time_to_live_has_passed_is_deleted_in_the_pass_that_reports_of_its_end(life: Life) -> None:
+async def test_expired_job_is_deleted_in_pass_that_reports_its_end(life: Life) -> None:
     life.server.add(ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED))
     assert await life.one_pass() is None
     assert ("apply", "status") in life.server.requests
     assert (names.KIND, KEY.name) not in life.server.objects
 
 
-async def test_a_job_reports_its_end_although_its_workload_cannot_be_told(life: Life) -> None:
+async def test_job_end_is_reported_even_if_workload_update_fails(life: Life) -> None:
     done = ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED)
     done["metadata"]["labels"] = {kueue.QUEUE_LABEL: "team"}
     life.server.add({**done, "status": {}})
@@ -297,7 +297,7 @@ async def test_a_job_reports_its_end_although_its_workload_cannot_be_told(life: 
     assert life.server.requests == [("patch", "status of Workload"), ("delete", names.KIND)]
 
 
-async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not_deleted(life: Life) -> None:
+async def test_recreated_job_is_not_deleted_by_ttl_of_old_one(life: Life) -> None:
     old = life.server.add(ended(reasons.SUCCEEDED, reasons.LEARNER_SUCCEEDED))
     life.store.put(names.KIND, old)
     life.server.add(b.job(), uid="uid-of-the-next", resourceVersion="1")  # the watch has not reported of it yet
@@ -307,7 +307,7 @@ async def test_a_job_that_was_applied_again_while_its_time_to_live_passed_is_not
 
 
 @pytest.mark.parametrize("reported_before", [False, True])
-async def test_a_job_corrected_while_its_time_to_live_passed_is_not_deleted(life: Life, reported_before: bool) -> None:
+async def test_job_corrected_as_ttl_expires_is_not_deleted(life: Life, reported_before: bool) -> None:
     failed = life.server.add(ended(reasons.FAILED, reasons.CONFIGURATION_ERROR))
     if reported_before:  # a pass has written the status, and its deletion was refused
         life.server.refused[names.KIND] = "not now"
@@ -326,7 +326,7 @@ async def test_a_job_corrected_while_its_time_to_live_passed_is_not_deleted(life
 
 
 @pytest.mark.parametrize("kind", ["Secret", "ConfigMap", "NetworkPolicy", "Service", "Job"])
-async def test_no_server_is_created_beside_a_prerequisite_or_a_learner_that_was_refused(life: Life, kind: str) -> None:
+async def test_no_server_is_created_when_other_child_is_refused(life: Life, kind: str) -> None:
     life.server.refused[kind] = f"{kind.lower()}s are forbidden: exceeded quota: small"
     with pytest.raises(RetryLater, match="exceeded quota"):
         await life.one_pass()
@@ -344,7 +344,7 @@ async def test_no_server_is_created_beside_a_prerequisite_or_a_learner_that_was_
     assert life.children_applied() == ("True", reasons.APPLIED)
 
 
-async def test_a_webhook_that_fails_is_a_refusal_and_an_api_server_that_fails_is_none(life: Life) -> None:
+async def test_webhook_failure_counts_as_refusal_but_api_server_failure_does_not(life: Life) -> None:
     life.server.refused_with = 500
     life.server.refused["ConfigMap"] = "etcdserver: leader changed"
     with pytest.raises(RetryLater, match="leader changed"):

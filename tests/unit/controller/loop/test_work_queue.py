@@ -60,7 +60,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_additions_before_a_call_starts_are_one_call() -> None:
+async def test_additions_before_call_are_coalesced() -> None:
     work = Work()
     async with running(work) as queue:
         for _ in range(5):
@@ -70,7 +70,7 @@ async def test_additions_before_a_call_starts_are_one_call() -> None:
     assert work.calls == ["a"]
 
 
-async def test_additions_during_a_call_are_one_more_call_after_it() -> None:
+async def test_additions_during_call_cause_single_later_call() -> None:
     work = Work(held=True)
     async with running(work) as queue:
         queue.add("a")
@@ -86,7 +86,7 @@ async def test_additions_during_a_call_are_one_more_call_after_it() -> None:
 
 
 @pytest.mark.parametrize("during_the_call", [True, False])
-async def test_additions_during_a_call_or_soon_after_it_wait_until_the_key_has_rested(during_the_call: bool) -> None:
+async def test_additions_wait_until_key_has_rested(during_the_call: bool) -> None:
     work = Work(held=during_the_call)
     async with running(work, rest_s=3600) as queue:
         queue.add("a")
@@ -100,7 +100,7 @@ async def test_additions_during_a_call_or_soon_after_it_wait_until_the_key_has_r
     assert work.calls == ["a"]
 
 
-async def test_what_waits_for_the_rest_of_its_key_is_one_call_then() -> None:
+async def test_waiting_additions_are_coalesced_after_rest() -> None:
     work = Work(held=True)
     async with running(work, rest_s=0.001) as queue:
         queue.add("a")
@@ -114,7 +114,7 @@ async def test_what_waits_for_the_rest_of_its_key_is_one_call_then() -> None:
 
 
 @pytest.mark.parametrize("during_the_call", [True, False])
-async def test_what_is_added_at_once_does_not_wait_for_the_rest(during_the_call: bool) -> None:
+async def test_urgent_addition_skips_rest(during_the_call: bool) -> None:
     work = Work(held=True)
     async with running(work, rest_s=3600) as queue:
         queue.add("a")
@@ -130,7 +130,7 @@ async def test_what_is_added_at_once_does_not_wait_for_the_rest(during_the_call:
     assert work.calls == ["a", "a"]
 
 
-async def test_a_key_that_rests_keeps_no_other_waiting_and_nothing_that_its_call_has_asked_for() -> None:
+async def test_resting_key_blocks_neither_other_keys_nor_its_own_requested_delay() -> None:
     work = Work(lambda key, count: 0.001 if key == "a" and count < 3 else None)
     async with running(work, rest_s=3600) as queue:
         queue.add("a")
@@ -139,7 +139,7 @@ async def test_a_key_that_rests_keeps_no_other_waiting_and_nothing_that_its_call
         await until(lambda: work.calls == [*["a"] * 3, "b"])
 
 
-async def test_a_key_that_was_forgotten_and_comes_again_does_not_rest() -> None:
+async def test_forgotten_key_does_not_rest_when_added_again() -> None:
     work = Work()
     async with running(work, rest_s=3600) as queue:
         queue.add("a")
@@ -150,7 +150,7 @@ async def test_a_key_that_was_forgotten_and_comes_again_does_not_rest() -> None:
         await until(lambda: len(work.calls) == 2)
 
 
-async def test_no_more_calls_at_once_than_the_concurrency() -> None:
+async def test_concurrent_calls_are_limited() -> None:
     work = Work(held=True)
     async with running(work, concurrency=3) as queue:
         for index in range(10):
@@ -164,7 +164,7 @@ async def test_no_more_calls_at_once_than_the_concurrency() -> None:
     assert work.most_active == 3
 
 
-async def test_a_call_that_breaks_does_not_stop_the_others() -> None:
+async def test_failing_call_does_not_stop_other_keys() -> None:
     def break_on_a(key: str, count: int) -> None:
         if key == "a":
             raise RuntimeError("boom")
@@ -176,7 +176,7 @@ async def test_a_call_that_breaks_does_not_stop_the_others() -> None:
         await until(lambda: work.calls == ["a", "b"])
 
 
-async def test_backoff_doubles_up_to_its_limit_and_restarts_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_backoff_doubles_up_to_limit_and_resets_after_success(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_but_for_the_sixth(key: str, count: int) -> float:
         if count == 6:
             return 0.5
@@ -195,7 +195,7 @@ async def test_backoff_doubles_up_to_its_limit_and_restarts_after_a_success(monk
     assert pauses[:8] == [1.0, 2.0, 4.0, 5.0, 5.0, 0.5, 1.0, 2.0]
 
 
-async def test_a_forgotten_key_is_not_called_again() -> None:
+async def test_forgotten_key_is_not_called_again() -> None:
     work = Work()
     async with running(work) as queue:
         queue.add_after("a", 0.001)
@@ -220,7 +220,7 @@ def fails(key: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("then", [ends_well, wants_another, fails])
-async def test_nothing_stays_of_forgotten_keys(then: Callable[[str, int], float | None]) -> None:
+async def test_forgotten_keys_leave_no_state(then: Callable[[str, int], float | None]) -> None:
     work = Work(then, held=True)
     keys = [f"job-{index}" for index in range(100)]
     async with running(work, concurrency=1, rest_s=3600, backoff_s=3600) as queue:
@@ -238,7 +238,7 @@ async def test_nothing_stays_of_forgotten_keys(then: Callable[[str, int], float 
     assert work.calls == keys[:1], "nobody is there for whom to work"
 
 
-async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_is_called_again() -> None:
+async def test_key_added_again_during_call_of_forgotten_key_is_called_again() -> None:
     work = Work(lambda key, count: 3600.0 if count == 1 else None, held=True)
     async with running(work, rest_s=3600) as queue:
         queue.add("a")
@@ -253,7 +253,7 @@ async def test_a_key_that_comes_again_while_the_call_of_the_forgotten_one_ends_i
         assert queue._timers == {}, "what the first call wanted was for the one that is gone"
 
 
-async def test_the_sooner_of_two_delays_wins() -> None:
+async def test_sooner_of_two_delays_wins() -> None:
     work = Work()
     async with running(work) as queue:
         queue.add_after("a", 0.001)
@@ -262,7 +262,7 @@ async def test_the_sooner_of_two_delays_wins() -> None:
     assert work.calls == ["a"]
 
 
-async def test_owners_take_turns_and_their_keys_keep_their_order() -> None:
+async def test_owners_take_turns_and_their_keys_keep_order() -> None:
     work = Work(held=True)
     async with running(work, owner_of=lambda key: key[0], concurrency=1) as queue:
         queue.add("x")
@@ -274,7 +274,7 @@ async def test_owners_take_turns_and_their_keys_keep_their_order() -> None:
     assert work.calls[1:] == ["a1", "b1", "c1", "a2", "c2", "a3"]
 
 
-async def test_a_repair_is_the_next_pass_but_one_while_another_namespace_makes_a_thousand_jobs() -> None:
+async def test_requeued_job_is_not_starved_by_other_namespaces_thousand_jobs() -> None:
     calls: list[Key] = []
     done = asyncio.Event()
 

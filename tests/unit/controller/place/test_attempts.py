@@ -93,14 +93,14 @@ def assert_attempt_ends(life: Life, observed: Observed, *, after_s: float, reaso
 
 @MODES
 @pytest.mark.parametrize("words", [NO_CLAIM, f"didn't match pod affinity rules, {NO_ROOM}"])
-def test_half_of_a_job_gives_its_node_back_once_the_other_half_is_refused(mode: str, words: str) -> None:
+def test_half_placed_job_releases_node_when_other_pod_is_unschedulable(mode: str, words: str) -> None:
     life = Life(mode=mode)
     observed = half(life.children(), words)
     assert words in assert_attempt_ends(life, observed, after_s=REFUSED_S).status["message"]
 
 
 @pytest.mark.parametrize(("mode", "sees_nodes"), [("Reserve", True), ("Scheduler", True), ("Reserve", False)])
-def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhile(mode: str, sees_nodes: bool) -> None:
+def test_placement_retry_pause_doubles_and_frees_room_for_other_jobs(mode: str, sees_nodes: bool) -> None:
     life, at_s = Life(mode=mode, sees_nodes=sees_nodes), 0.0
     for pause_s in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
         observed = half(life.children(at_s=at_s), at=b.NOW + timedelta(seconds=at_s))
@@ -113,7 +113,7 @@ def test_the_pause_after_an_attempt_doubles_and_others_may_have_the_room_meanwhi
         assert {"Deployment", "Job"} <= set(b.kinds(life.passes(at_s=at_s)))
 
 
-def test_the_pause_has_a_longest_one_and_begins_small_again_after_a_success() -> None:
+def test_placement_retry_pause_is_capped_and_resets_after_success() -> None:
     life = Life()
     children = life.children()
     for _ in range(12):
@@ -126,7 +126,7 @@ def test_the_pause_has_a_longest_one_and_begins_small_again_after_a_success() ->
 
 
 @MODES
-def test_attempt_whose_end_is_planned_twice_before_its_pods_are_gone_counts_once(mode: str) -> None:
+def test_failed_attempt_planned_twice_counts_once(mode: str) -> None:
     life = Life(mode=mode)
     observed = half(life.children())
     for at_s in (REFUSED_S, REFUSED_S + 1):
@@ -136,7 +136,7 @@ def test_attempt_whose_end_is_planned_twice_before_its_pods_are_gone_counts_once
     assert life.account.snapshot(n.KEY).pause_s == FIRST_PAUSE_S - 1
 
 
-def test_a_suspended_job_is_tried_at_once_when_it_is_resumed() -> None:
+def test_resumed_job_skips_placement_retry_pause() -> None:
     life = Life()
     life.passes(half(life.children()), at_s=REFUSED_S)
     life.raw["spec"]["suspend"] = True
@@ -152,7 +152,9 @@ GATED = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "
 @MODES
 @pytest.mark.parametrize("missing", ROLES)
 @pytest.mark.parametrize("made", [None, {}, CLAIM, GATED], ids=["none", "silent", "claims", "gate"])
-def test_half_of_a_job_leaves_its_node_without_the_other(mode: str, missing: str, made: dict[str, Any] | None) -> None:
+def test_half_placed_job_releases_node_when_attempt_times_out(
+    mode: str, missing: str, made: dict[str, Any] | None
+) -> None:
     life = Life(mode=mode)
     (there,) = [role for role in ROLES if role != missing]
     others = () if made is None else (pending(missing, **made),)
@@ -163,7 +165,7 @@ def test_half_of_a_job_leaves_its_node_without_the_other(mode: str, missing: str
 
 @MODES
 @pytest.mark.parametrize(("refused", "there"), [("learner", names.ROLE_ROLLOUT), ("deployment", names.ROLE_LEARNER)])
-def test_half_of_a_job_gives_its_node_back_where_the_other_is_refused(mode: str, refused: str, there: str) -> None:
+def test_half_placed_job_releases_node_when_api_server_refuses_other_pod(mode: str, refused: str, there: str) -> None:
     """A ResourceQuota of objects or a webhook takes one of the two, and no controller ever makes the other's pod."""
     life = Life(mode=mode)
     stands: Any = {"pods": (bound(there),), refused: None}
@@ -173,7 +175,7 @@ def test_half_of_a_job_gives_its_node_back_where_the_other_is_refused(mode: str,
 
 
 @MODES
-def test_a_pod_that_preempts_others_beside_the_other_half_has_the_time_of_an_attempt(mode: str) -> None:
+def test_preempting_pod_of_half_placed_job_is_waited_for_until_attempt_times_out(mode: str) -> None:
     life = Life(mode=mode)
     observed = half(life.children())
     assert_attempt_ends(
@@ -181,7 +183,7 @@ def test_a_pod_that_preempts_others_beside_the_other_half_has_the_time_of_an_att
     )
 
 
-def test_a_job_that_holds_nothing_and_preempts_others_has_five_minutes() -> None:
+def test_preempting_job_without_any_placed_pod_is_given_five_minutes() -> None:
     life = Life()
     pods = tuple(nominated(refused_pod(role)) for role in ROLES)
     observed = replace(life.children(), pods=pods)
@@ -189,7 +191,7 @@ def test_a_job_that_holds_nothing_and_preempts_others_has_five_minutes() -> None
 
 
 @pytest.mark.parametrize("others", [("z",), ()], ids=["another node first", "the same where there is no other"])
-def test_a_job_that_its_node_refuses_moves_and_takes_another_node_first(others: tuple[str, ...]) -> None:
+def test_job_refused_by_its_node_moves_and_prefers_another_node(others: tuple[str, ...]) -> None:
     life = Life(n.node(gpus=4), *(n.node(name, gpus=8) for name in others))
     observed = replace(life.children(), pods=tuple(map(refused_pod, ROLES)))
     late = assert_attempt_ends(life, observed, after_s=REFUSED_S, reason=reasons.NODE_FULL)
@@ -198,7 +200,7 @@ def test_a_job_that_its_node_refuses_moves_and_takes_another_node_first(others: 
 
 
 @MODES
-def test_a_pod_that_has_ended_and_that_somebody_keeps_does_not_hold_the_other_half(mode: str) -> None:
+def test_failed_pod_kept_by_finalizer_does_not_extend_attempt(mode: str) -> None:
     """A finalizer of others keeps it."""
     life = Life(mode=mode)
     observed = half(life.children())
@@ -207,7 +209,7 @@ def test_a_pod_that_has_ended_and_that_somebody_keeps_does_not_hold_the_other_ha
 
 
 @MODES
-def test_a_pod_that_does_not_end_holds_the_other_half_until_it_is_overdue(mode: str) -> None:
+def test_terminating_pod_extends_attempt_until_it_is_overdue(mode: str) -> None:
     life = Life(mode=mode)
     observed = replace(life.children(), pods=(bound(names.ROLE_ROLLOUT), ending(b.learner_pod())))
     life.passes(observed)
@@ -223,14 +225,14 @@ def trained(mode: str) -> tuple[Life, Observed]:
 
 
 @MODES
-def test_a_pod_that_is_created_again_after_an_hour_has_the_time_of_a_first_one(mode: str) -> None:
+def test_recreated_server_pod_is_waited_for_as_long_as_first_one(mode: str) -> None:
     life, observed = trained(mode)
     observed = replace(observed, pods=(pending(names.ROLE_ROLLOUT, HOUR_S), observed.pods[1]))
     assert_attempt_ends(life, observed, after_s=HOUR_S + ATTEMPT_S)
 
 
 @MODES
-def test_a_learners_pod_that_is_gone_after_an_hour_is_waited_for_from_then_on(mode: str) -> None:
+def test_missing_learner_pod_is_waited_for_from_when_it_disappeared(mode: str) -> None:
     life, observed = trained(mode)
     observed = replace(observed, pods=observed.pods[:1], progress=None)
     assert b.condition(life.passes(observed, at_s=HOUR_S), reasons.PLACED) in WHOLE
@@ -250,7 +252,7 @@ def shut_down(pod: Any, container: str, *, at_s: float) -> Any:
 
 
 @MODES
-def test_a_learners_pod_that_has_ended_and_whose_successor_is_refused_holds_no_node(mode: str) -> None:
+def test_half_placed_job_releases_node_when_learner_replacement_exceeds_quota(mode: str) -> None:
     """Its share of a quota went to another pod meanwhile."""
     life, observed = trained(mode)
     servers, learner = observed.pods
@@ -269,7 +271,7 @@ def test_a_learners_pod_that_has_ended_and_whose_successor_is_refused_holds_no_n
 
 
 @MODES
-def test_servers_that_have_ended_and_are_not_created_again_are_reported_as_refused(mode: str) -> None:
+def test_server_replacement_refused_by_quota_is_reported_and_releases_node(mode: str) -> None:
     life, observed = trained(mode)
     servers, learner = observed.pods
     refused = b.refused_by_quota(at=b.NOW + timedelta(seconds=HOUR_S))
@@ -283,7 +285,7 @@ def test_servers_that_have_ended_and_are_not_created_again_are_reported_as_refus
     assert "exceeded quota: gpus" in b.message(made, reasons.PLACED)
 
 
-def test_a_learner_job_that_is_written_late_has_its_time_from_then() -> None:
+def test_learner_job_created_late_is_waited_for_from_its_creation() -> None:
     life = Life()
     written = {"creationTimestamp": timestamp(b.NOW + timedelta(seconds=HOUR_S))}
     children = life.children()
@@ -306,12 +308,12 @@ def too_small(life: Life, **node: Any) -> Observed:
     return b.created(made, pods=pods)
 
 
-def test_pending_servers_leave_a_new_node_that_is_too_small_for_the_learner() -> None:
+def test_pending_servers_leave_new_node_too_small_for_learner() -> None:
     life = Life(n.node("busy"), n.foreign("busy", gpus=1))
     assert_attempt_ends(life, too_small(life), after_s=REFUSED_S)
 
 
-def test_servers_do_not_leave_a_silent_node_because_it_is_too_small() -> None:
+def test_servers_stay_on_not_ready_node_that_is_too_small_for_learner() -> None:
     """A learner's pod there may have been bound and may write, though nobody could tell."""
     life = Life(n.node("busy"), n.foreign("busy", gpus=1))
     made = life.passes(too_small(life, not_ready=True), at_s=HOUR_S)
@@ -319,7 +321,7 @@ def test_servers_do_not_leave_a_silent_node_because_it_is_too_small() -> None:
 
 
 @MODES
-def test_a_job_whose_servers_came_to_another_node_than_its_learner_leaves_both(mode: str) -> None:
+def test_job_moves_when_servers_and_learner_land_on_different_nodes(mode: str) -> None:
     life = Life(n.node("busy"), n.foreign("busy", gpus=1), mode=mode)
     made = life.passes(nodes_may_come=True)
     for name in ("x", "y"):
@@ -342,7 +344,7 @@ def test_a_job_whose_servers_came_to_another_node_than_its_learner_leaves_both(m
         ),
     ],
 )
-def test_a_pod_that_ends_elsewhere_moves_nothing(mode: str, other: Any) -> None:
+def test_old_pod_ending_on_another_node_does_not_move_job(mode: str, other: Any) -> None:
     life = Life(mode=mode)
     newer = bound(names.ROLE_ROLLOUT, creationTimestamp="2026-01-02T04:00:00Z")
     observed = replace(life.children(), pods=(other, newer, bound(names.ROLE_LEARNER)))
@@ -351,7 +353,7 @@ def test_a_pod_that_ends_elsewhere_moves_nothing(mode: str, other: Any) -> None:
     assert b.condition(made, reasons.PLACED) in WHOLE
 
 
-def test_servers_of_an_earlier_deployment_do_not_count() -> None:
+def test_server_pods_of_deleted_deployment_are_ignored() -> None:
     """It was deleted as the job left x: the garbage collector comes to its ReplicaSet, and to its pods after that."""
     life = Life(n.node("y"))
     children = life.children()
@@ -365,7 +367,7 @@ def test_servers_of_an_earlier_deployment_do_not_count() -> None:
     assert life.passes(observed, at_s=20 + ATTEMPT_S - 1).deletions == ()
 
 
-def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_reported() -> None:
+def test_unschedulable_pod_is_reported_but_not_moved_when_no_other_node_would_help() -> None:
     life = Life(n.node(), n.node("z"))
     observed = replace(life.children(), pods=tuple(refused_pod(role, NO_CLAIM) for role in ROLES))
     kept = life.passes(observed, at_s=PROMISE_S - 1)
@@ -377,7 +379,7 @@ def test_a_refusal_that_no_other_node_would_mend_moves_nothing_and_is_reported()
     assert b.node_of(late) is not None
 
 
-def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
+def test_node_promise_expires_when_quota_refuses_pods() -> None:
     life = Life()
     words = 'pods "x" is forbidden: exceeded quota: gpus'
     children = life.children()
@@ -390,7 +392,7 @@ def test_room_is_not_kept_for_ever_for_pods_that_a_quota_refuses() -> None:
 
 
 @pytest.mark.parametrize("pods", [(), tuple(map(pending, ROLES))], ids=["no pod", "no scheduler"])
-def test_room_for_pods_of_which_nothing_becomes_is_kept_for_some_minutes_and_nothing_moves(pods: Any) -> None:
+def test_node_promise_expires_without_moving_job_when_pods_stay_missing_or_pending(pods: Any) -> None:
     life = Life()
     observed = replace(life.children(), pods=pods)
     life.passes(observed)
@@ -401,7 +403,7 @@ def test_room_for_pods_of_which_nothing_becomes_is_kept_for_some_minutes_and_not
     assert b.condition(late, reasons.PLACED) == ("True", reasons.NODE_CHOSEN)
 
 
-def test_room_of_pods_that_ran_until_a_moment_ago_is_kept() -> None:
+def test_node_promise_of_drained_job_lasts_from_when_its_pods_last_ran() -> None:
     life, observed = trained("Reserve")
     life.passes(observed, at_s=HOUR_S)
     drained = replace(observed, pods=(), progress=None)
@@ -410,7 +412,7 @@ def test_room_of_pods_that_ran_until_a_moment_ago_is_kept() -> None:
     assert life.account.snapshot(n.KEY).promised == b.NODE
 
 
-def test_an_earlier_refusal_of_a_pod_is_not_about_the_other_pods_node() -> None:
+def test_refusal_from_before_other_pod_was_bound_does_not_end_attempt_early() -> None:
     """A node that comes for a job that waits: the scheduler gives it to its two pods one after the other."""
     life = Life(n.node("small", gpus=3))
     pending_children = life.passes(nodes_may_come=True)
@@ -423,7 +425,7 @@ def test_an_earlier_refusal_of_a_pod_is_not_about_the_other_pods_node() -> None:
 
 
 @pytest.mark.parametrize("time", [{}, {"lastTransitionTime": None}])
-def test_a_refusal_of_a_scheduler_that_reports_no_time_counts_from_when_the_pod_was_created(time: Any) -> None:
+def test_refusal_without_transition_time_counts_from_pod_creation(time: Any) -> None:
     life = Life()
     refused = refused_pod()
     del refused["status"]["conditions"][0]["lastTransitionTime"]

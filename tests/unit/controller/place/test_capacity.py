@@ -17,14 +17,14 @@ def free(made: Capacity, key: Key = n.OTHER, node: str = "node-a") -> float:
     return info.free[n.GPU]
 
 
-def test_a_promise_takes_room_before_any_pod_exists() -> None:
+def test_promised_room_is_taken_before_pods_exist() -> None:
     made = n.capacity(n.node(gpus=8))
     made.promise(n.KEY, n.FOUR, "node-a")
     assert free(made) == 4
     assert free(made, n.KEY) == 8
 
 
-def test_pods_of_a_promised_job_are_not_counted_twice() -> None:
+def test_promised_job_pods_are_not_counted_twice() -> None:
     made = n.capacity(n.node(gpus=8), n.bound("rollout", 3))
     made.promise(n.KEY, n.FOUR, "node-a")
     assert free(made) == 4
@@ -44,7 +44,7 @@ def test_two_jobs_never_get_the_same_room() -> None:
     assert chosen == ["a", "b", None]
 
 
-def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -> None:
+def test_freed_room_goes_by_priority_then_arrival() -> None:
     made = n.capacity(n.node(gpus=8))
     filler = n.foreign(gpus=8, priority=100)
     made.put("Pod", filler)
@@ -58,7 +58,7 @@ def test_freed_room_goes_to_the_highest_priority_then_to_the_first_that_came() -
     assert [*made._waiting] == [keys[1], keys[3]]
 
 
-def test_room_that_was_promised_by_preemption_is_the_jobs_own() -> None:
+def test_promise_made_by_preemption_holds_room_against_other_jobs() -> None:
     strong = replace(n.FOUR, priority=10)
     made = n.capacity(n.node(), n.foreign(gpus=4))
     made.promise(n.KEY, strong, "node-a")
@@ -66,14 +66,14 @@ def test_room_that_was_promised_by_preemption_is_the_jobs_own() -> None:
     assert node_fit.choose_node(strong, n.seen(made, strong, n.OTHER)) is None
 
 
-def test_a_promise_is_of_what_the_job_needs_now() -> None:
+def test_updated_promise_reserves_only_current_need() -> None:
     made = n.capacity(n.node(gpus=8))
     for need, left in ((n.FOUR, 4), (replace(n.FOUR, pods=n.FOUR.pods[1:]), 7)):
         made.promise(n.KEY, need, "node-a")
         assert free(made) == left
 
 
-def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
+def test_host_bound_job_is_promised_only_that_host() -> None:
     filler = n.foreign("z", gpus=4)
     made = n.capacity(n.node("b"), n.node("z"), filler)
     made.wait(n.KEY, replace(n.FOUR, host="z"))
@@ -84,7 +84,7 @@ def test_a_job_that_is_tied_to_a_host_is_promised_no_other() -> None:
     assert made.snapshot(n.KEY).promised == "z"
 
 
-def test_who_waits_is_called_when_something_is_freed_and_only_then() -> None:
+def test_waiting_job_is_woken_only_when_room_is_freed() -> None:
     reported: list[int] = []
     made = Capacity(lambda: reported.append(1))
     made.put("Node", n.node())
@@ -98,7 +98,7 @@ def test_who_waits_is_called_when_something_is_freed_and_only_then() -> None:
     assert reported == [1]
 
 
-def test_a_list_corrects_what_the_watch_missed() -> None:
+def test_relist_removes_pods_and_nodes_deleted_while_watch_was_down() -> None:
     made = n.capacity(n.node(), n.node("gone"), n.foreign(gpus=2))
     for kind, present in (("Pod", ()), ("Node", ("uid-of-node-a",))):
         for body in made.vanished(kind, None, present, 100):
@@ -108,7 +108,7 @@ def test_a_list_corrects_what_the_watch_missed() -> None:
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(["node", "pods", "promise"])), ids="-".join)
-def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[str, ...]) -> None:
+def test_deleted_node_is_forgotten_once_its_pods_and_promises_are_gone(order: tuple[str, ...]) -> None:
     pods = [n.bound("learner", 1, on="deleted"), n.foreign("deleted")]
     made = n.capacity(n.node(), n.node("deleted"), *pods)
     made.promise(n.KEY, n.FOUR, "deleted")
@@ -128,7 +128,7 @@ def test_names_of_nodes_that_are_gone_are_not_remembered_for_ever(order: tuple[s
     assert made._freed_nodes <= {"node-a"}
 
 
-def test_a_pod_that_asks_for_an_absurd_number_and_is_refused_leaves_the_account_as_it_was() -> None:
+def test_failed_pod_with_huge_gpu_request_gives_its_room_back() -> None:
     made = n.capacity(n.node(), n.foreign(gpus=3))
     absurd = n.foreign(gpus=9223372036854775807)
     made.put("Pod", absurd)
@@ -148,7 +148,7 @@ def promised() -> tuple[Capacity, list[float], list[int]]:
     return made, now, wakes
 
 
-def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
+def test_expired_promise_wakes_waiting_job_and_gives_it_room() -> None:
     made, now, wakes = promised()
     assert (made.snapshot(n.KEY).promised, made.serve()) == ("node-a", [])
     now[0] += 1
@@ -156,14 +156,14 @@ def test_a_promise_ends_in_time_and_whoever_waits_gets_the_room() -> None:
     assert (wakes, made.serve(), made.snapshot(n.OTHER).promised) == ([1], [n.OTHER], "node-a")
 
 
-def test_room_of_a_promise_that_has_ended_is_given_away_without_a_look_at_it() -> None:
+def test_expired_promise_is_given_away_without_being_read_first() -> None:
     made, now, _ = promised()
     assert made.serve() == []
     now[0] += 1
     assert made.serve() == [n.OTHER]
 
 
-def test_every_node_that_refused_a_job_is_remembered() -> None:
+def test_all_nodes_that_refused_job_are_remembered() -> None:
     now = [0.0]
     made = Capacity(clock=lambda: now[0])
     for name in ("a", "b", "c"):
@@ -174,7 +174,7 @@ def test_every_node_that_refused_a_job_is_remembered() -> None:
     assert made.snapshot(n.KEY).refused == {"a", "b"}
 
 
-def test_a_snapshot_does_not_change_with_the_account() -> None:
+def test_snapshot_does_not_change_with_later_updates() -> None:
     made = n.capacity(n.node(gpus=8))
     before = made.snapshot(n.OTHER)
     made.promise(n.KEY, n.FOUR, "node-a")
@@ -184,14 +184,14 @@ def test_a_snapshot_does_not_change_with_the_account() -> None:
     assert len(made.snapshot(n.OTHER).nodes_for(n.FOUR)) == 2
 
 
-def test_a_promise_is_kept_longer_without_a_change_for_anybody_else() -> None:
+def test_renewed_promise_lasts_longer_and_wakes_nobody() -> None:
     made, now, wakes = promised()
     made.promise(n.KEY, n.FOUR, "node-a")
     now[0] += PROMISE_S - 1
     assert (made.snapshot(n.KEY).promised, wakes) == ("node-a", [])
 
 
-def test_a_node_that_refused_a_job_is_another_one_once_it_was_deleted() -> None:
+def test_recreated_node_is_no_longer_marked_as_refusing_job() -> None:
     made = n.capacity(n.node())
     made.give_up(n.KEY, "node-a")
     assert [info.refused for info in n.seen(made, n.FOUR)] == [True]
@@ -201,7 +201,7 @@ def test_a_node_that_refused_a_job_is_another_one_once_it_was_deleted() -> None:
 
 
 @pytest.mark.parametrize("before", ["nobody's", "another's", "another role"])
-def test_a_pod_that_is_relabelled_counts_as_what_it_is_now(before: str) -> None:
+def test_relabelled_pod_counts_for_its_current_job_and_role(before: str) -> None:
     pod = n.bound("learner", 0)
     first: dict[str, dict[str, object]] = {
         "nobody's": {"labels": {}, "annotations": {}},

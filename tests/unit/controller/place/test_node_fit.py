@@ -35,30 +35,30 @@ INITS: list[tuple[str, float, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("cpu", "inits"), [row[1:] for row in INITS], ids=[row[0] for row in INITS])
-def test_containers_run_beside_sidecars_and_init_containers_beside_earlier_ones(cpu: float, inits: list[Any]) -> None:
+def test_pod_requests_count_sidecars_and_init_containers(cpu: float, inits: list[Any]) -> None:
     assert pod_requests({"containers": TWO, "initContainers": inits}) == {"cpu": cpu, "pods": 1}
     boxed = {"containers": TWO, "initContainers": inits, "overhead": {"cpu": "250m"}}
     assert pod_requests(boxed) == {"cpu": cpu + 0.25, "pods": 1}
 
 
-def test_a_negative_amount_makes_no_room_of_what_others_ask_for() -> None:
+def test_negative_request_does_not_offset_other_requests() -> None:
     """The API server refuses such a pod; the sum of a job goes by its template before that."""
     spec = {"containers": [{"resources": {"limits": {n.GPU: "16"}}}, {"resources": {"limits": {n.GPU: "-100"}}}]}
     assert pod_requests(spec) == {n.GPU: 16, "pods": 1}
 
 
-def test_a_limit_stands_for_a_request_that_is_not_written() -> None:
+def test_missing_request_defaults_to_limit() -> None:
     spec = {"containers": [{"resources": {"limits": {"cpu": "2", n.GPU: "1"}, "requests": {"cpu": "1"}}}]}
     assert pod_requests(spec) == {"cpu": 1, n.GPU: 1, "pods": 1}
 
 
-def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers() -> None:
+def test_pod_level_requests_replace_container_requests() -> None:
     containers = [{"resources": {"limits": {n.GPU: "1"}, "requests": {"cpu": "1"}}}, {"resources": {}}]
     spec = {"containers": containers, "resources": {"requests": {"cpu": "8"}, "limits": {"memory": "1Gi"}}}
     assert pod_requests({**spec, "overhead": {"cpu": "500m"}}) == {"cpu": 8.5, "memory": 2**30, n.GPU: 1, "pods": 1}
 
 
-def test_a_limit_of_the_whole_pod_is_a_request_only_of_what_no_container_asks_for() -> None:
+def test_pod_level_limit_counts_only_for_resources_no_container_requests() -> None:
     limits = {"cpu": "40", "memory": "1Gi"}
     found = pod_requests({"containers": [container(cpu="4"), {"name": "bare"}], "resources": {"limits": limits}})
     assert found == {"cpu": 4, "memory": 2**30, "pods": 1}
@@ -80,17 +80,17 @@ def reported(asked: Need, *objects: Any) -> str:
     return node_fit.why_none_fits(asked, n.seen(n.capacity(*objects), asked))
 
 
-def test_servers_and_learner_need_one_node_together() -> None:
+def test_servers_and_learner_must_fit_on_one_node() -> None:
     assert chosen(n.FOUR, n.node("a", 3), n.node("b", 3)) is None
     assert chosen(n.FOUR, n.node("a", 3), n.node("b", 4)) == "b"
 
 
-def test_the_largest_free_node_is_named_with_what_it_lacks() -> None:
+def test_largest_free_node_is_reported_with_what_it_lacks() -> None:
     message = reported(n.FOUR, n.node("node-a", 4), n.foreign("node-a", gpus=1), n.node("node-b", 2))
     assert message == "needs 4 nvidia.com/gpu on one node; the largest free is 3 on node-a"
 
 
-def test_the_fullest_node_that_fits_is_taken() -> None:
+def test_fullest_node_that_fits_is_chosen() -> None:
     assert chosen(need(2), n.node("a", 8), n.node("b", 4), n.node("c", 1)) == "b"
     assert chosen(need(2), n.node("b"), n.node("a")) == "a", "of equals, by name"
 
@@ -107,7 +107,7 @@ REFUSED: list[tuple[str, Any, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("node", "pod", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED])
-def test_a_node_that_pods_may_not_use_is_not_chosen_and_the_reason_is_reported(node: Any, pod: Any, words: str) -> None:
+def test_unusable_node_is_not_chosen_and_reason_is_reported(node: Any, pod: Any, words: str) -> None:
     assert chosen(need(**pod), node) is None
     assert words in reported(need(**pod), node)
 
@@ -122,7 +122,7 @@ def test_a_node_that_pods_may_not_use_is_not_chosen_and_the_reason_is_reported(n
         {"key": "gpu", "operator": "Equal", "value": "yes", "effect": "NoSchedule"},
     ],
 )
-def test_a_tolerated_taint_does_not_matter(toleration: dict[str, str]) -> None:
+def test_tolerated_taint_is_ignored(toleration: dict[str, str]) -> None:
     assert chosen(need(tolerations=[toleration]), n.node("a", taints=[TAINT])) == "a"
 
 
@@ -130,15 +130,15 @@ def test_a_tolerated_taint_does_not_matter(toleration: dict[str, str]) -> None:
     "toleration",
     [{"key": "gpu", "value": "no"}, {"key": "gpu", "operator": "Exists", "effect": "NoExecute"}, {"key": "other"}],
 )
-def test_another_toleration_does_not_help(toleration: dict[str, str]) -> None:
+def test_non_matching_toleration_does_not_admit_tainted_node(toleration: dict[str, str]) -> None:
     assert chosen(need(tolerations=[toleration]), n.node("a", taints=[TAINT])) is None
 
 
-def test_a_taint_that_only_prefers_does_not_matter() -> None:
+def test_prefer_no_schedule_taint_is_ignored() -> None:
     assert chosen(need(), n.node("a", taints=[{**TAINT, "effect": "PreferNoSchedule"}])) == "a"
 
 
-def test_processors_and_memory_count_like_gpus() -> None:
+def test_cpu_and_memory_must_fit_like_gpus() -> None:
     asked = need(1, requests={"cpu": 31.5, "memory": 2.0**30})
     assert chosen(asked, n.node("a"), n.foreign("a", cpu="500m")) == "a"
     assert chosen(asked, n.node("a"), n.foreign("a", cpu="501m")) is None
@@ -147,7 +147,7 @@ def test_processors_and_memory_count_like_gpus() -> None:
     )
 
 
-def test_amounts_that_exist_on_different_nodes_only_are_reported_together() -> None:
+def test_resources_free_only_on_different_nodes_are_reported_together() -> None:
     asked = need(4, requests={"cpu": 16})
     nodes = [n.node("a", 4, has={"cpu": "2"}), n.node("b", 0), n.node("c", 1, has={"cpu": "2", "pods": "999"})]
     assert reported(asked, *nodes) == (
@@ -155,11 +155,11 @@ def test_amounts_that_exist_on_different_nodes_only_are_reported_together() -> N
     )
 
 
-def test_pods_that_have_ended_take_no_room() -> None:
+def test_finished_pods_take_no_room() -> None:
     assert chosen(n.FOUR, n.node("a", 4), n.foreign("a", gpus=4, phase="Succeeded")) == "a"
 
 
-def test_a_higher_priority_takes_the_room_of_lower_ones_only_if_there_is_no_other() -> None:
+def test_job_preempts_lower_priority_pods_only_if_no_other_node_fits() -> None:
     busy = (n.node("a", 4), n.foreign("a", gpus=4, priority=5))
     assert chosen(need(priority=10), *busy) == "a"
     assert chosen(need(priority=10), *busy, n.node("b", 8)) == "b"
@@ -167,7 +167,7 @@ def test_a_higher_priority_takes_the_room_of_lower_ones_only_if_there_is_no_othe
     assert chosen(need(priority=10, preempts=False), *busy) is None
 
 
-def test_nobody_is_evicted_for_half_of_a_job() -> None:
+def test_preemption_is_planned_only_if_it_makes_room_for_whole_job() -> None:
     """The scheduler judges each pod alone: it would end others for the servers, and then refuse the learner."""
     asked = replace(n.FOUR, priority=10)
     node, weaker, equal = n.node("a", 8), n.foreign("a", gpus=3, priority=5), n.foreign("a", gpus=5, priority=10)
@@ -175,7 +175,7 @@ def test_nobody_is_evicted_for_half_of_a_job() -> None:
     assert chosen(asked, node, weaker, n.foreign("a", gpus=4, priority=10)) == "a"
 
 
-def test_a_job_without_a_priority_takes_the_room_of_pods_that_have_less_than_none() -> None:
+def test_job_without_priority_preempts_pods_with_negative_priority() -> None:
     """Such are the placeholders by which clusters keep nodes warm."""
     assert chosen(need(), n.node("a", 4), n.foreign("a", gpus=4, priority=-10)) == "a"
 
@@ -191,7 +191,7 @@ def half_rooms(asked: Need, *objects: Any) -> node_fit.Avoided:
     return node_fit.half_rooms(asked, n.seen(n.capacity(*objects), asked))
 
 
-def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_only_those_that_have_room_now() -> None:
+def test_nodes_that_fit_only_servers_are_avoided_and_full_ones_ignored_with_karpenter() -> None:
     taken = (n.foreign("full", gpus=4), n.foreign("part", gpus=1))
     objects = (n.node("full", 4), n.node("part", 4), n.node("small", 2), *taken)
     assert half_rooms(n.FOUR, *objects) == hosts("full", "part")
@@ -199,7 +199,7 @@ def test_hosts_that_could_take_the_servers_alone_are_named_and_with_karpenter_on
     assert half_rooms(need(), *objects) == ()
 
 
-def test_with_karpenter_a_node_that_has_room_for_the_servers_by_preemption_is_named_too() -> None:
+def test_with_karpenter_node_that_fits_servers_by_preemption_is_avoided() -> None:
     """Else the scheduler evicts others for half of a job, again and again."""
     strong = replace(n.FOUR, priority=10)
     objects = (n.node("a", 3, labels={node_fit.INSTANCE_TYPE: "small"}), n.foreign("a", gpus=3), KARPENTER)
@@ -216,7 +216,7 @@ CLOSED: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("closed", [row[1] for row in CLOSED], ids=[row[0] for row in CLOSED])
-def test_a_closed_node_is_named_and_with_karpenter_where_pods_pass_all_the_same(closed: dict[str, Any]) -> None:
+def test_tainted_or_cordoned_node_is_avoided_with_karpenter_only_if_pods_tolerate_it(closed: dict[str, Any]) -> None:
     node = n.node("a", 3, **closed)
     passing = replace(n.FOUR, pods=tuple(replace(pod, tolerations=[{"operator": "Exists"}]) for pod in n.FOUR.pods))
     for asked in (n.FOUR, passing):
@@ -234,21 +234,21 @@ def of_every_node(kind: str) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "lasts"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
-def test_an_instance_type_that_daemons_make_too_small_is_too_small(kind: str, lasts: bool) -> None:
+def test_instance_type_left_too_small_by_daemonset_pods_is_avoided(kind: str, lasts: bool) -> None:
     asked = Need((PodNeed("rollout", {n.GPU: 3}), PodNeed("learner", {n.GPU: 1, "cpu": 31.5})), gpu_resource=n.GPU)
     node = n.node("a", labels={node_fit.INSTANCE_TYPE: "small"})
     named = ((node_fit.INSTANCE_TYPE, "small"),) if lasts else hosts("a")
     assert half_rooms(asked, node, of_every_node(kind), KARPENTER) == named
 
 
-def test_who_asks_for_nothing_of_what_is_overbooked_gets_the_node() -> None:
+def test_overbooked_resource_does_not_matter_to_job_that_requests_none() -> None:
     overbooked = (n.node("a"), n.foreign("a", cpu="40"))
     assert chosen(need(4, requests={"cpu": 0.0}), *overbooked) == "a"
     assert reported(need(5, requests={"cpu": 0.0}), *overbooked).startswith("needs 5 nvidia.com/gpu")
     assert reported(need(4, requests={"cpu": 1}), *overbooked) == "needs 1 cpu on one node; the largest free is 0 on a"
 
 
-def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_type() -> None:
+def test_with_karpenter_nodes_of_too_small_instance_type_are_avoided_by_type() -> None:
     def typed(name: str, gpus: int, kind: str) -> Any:
         return n.node(name, gpus, labels={node_fit.INSTANCE_TYPE: kind})
 
@@ -257,7 +257,7 @@ def test_with_karpenter_nodes_of_a_type_that_is_too_small_are_named_by_their_typ
     assert avoided == (*hosts("c", "d"), (node_fit.INSTANCE_TYPE, "small"))
 
 
-def test_nodes_that_refused_the_job_and_others_of_their_zone_come_last() -> None:
+def test_nodes_that_refused_job_and_their_zone_are_tried_last() -> None:
     """Such as where its volume lies in another zone, which is not seen here."""
     asked = need()
     labels = {name: {node_fit.ZONE: name[0]} for name in ("a1", "a2", "b1")}
@@ -308,11 +308,11 @@ H100 = expression("gpu", "In", "h100", "h200")
         (expression("memory", "Lt", "80"), {}, False),
     ],
 )
-def test_a_requirement_means_what_it_means_to_the_scheduler(one: Any, labels: dict[str, str], taken: bool) -> None:
+def test_node_affinity_operators_match_as_in_scheduler(one: Any, labels: dict[str, str], taken: bool) -> None:
     assert node_fit.affinity_takes(required([one]), labels) is taken
 
 
-def test_one_term_has_to_be_met_and_that_as_a_whole() -> None:
+def test_node_affinity_needs_one_term_whose_expressions_all_match() -> None:
     affinity = required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")])
     assert node_fit.affinity_takes(affinity, {"gpu": "h100", "zone": "a"})
     assert not node_fit.affinity_takes(affinity, {"gpu": "h100", "zone": "b"})
@@ -323,7 +323,7 @@ def attracted(affinity: dict[str, Any]) -> Need:
     return Need((PodNeed("learner", {n.GPU: 1, "pods": 1}, affinity=affinity),), gpu_resource=n.GPU)
 
 
-def test_a_node_outside_is_not_chosen_and_the_reason_is_reported() -> None:
+def test_node_outside_affinity_is_not_chosen_and_reason_is_reported() -> None:
     asked = attracted(required([H100, expression("zone", "NotIn", "b")], [expression("pool", "Exists")]))
     infos = n.seen(n.capacity(n.node("a", labels={"gpu": "a100"})), asked)
     assert node_fit.choose_node(asked, infos) is None
@@ -331,7 +331,7 @@ def test_a_node_outside_is_not_chosen_and_the_reason_is_reported() -> None:
     assert "a is none of gpu In (h100, h200), zone NotIn (b) or pool Exists (spec.placement.affinity)" in reported
 
 
-def test_of_nodes_with_room_the_preferred_one_is_taken_before_the_fullest() -> None:
+def test_preferred_affinity_goes_before_fullest_node() -> None:
     asked = attracted({PREFERRED: [preferred(10, H100), preferred(5, expression("zone", "In", "a"))]})
     nodes = [n.node("full", 1), n.node("near", 2, labels={"zone": "a"}), n.node("best", 8, labels={"gpu": "h100"})]
     infos = n.seen(n.capacity(*nodes), asked)
@@ -353,14 +353,14 @@ def planned_child(kind: str, **choice: Any) -> Any:
     return next(one for one in children if one["kind"] == kind)
 
 
-def test_pods_that_the_scheduler_places_have_it_and_the_learner_follows_the_servers_too() -> None:
+def test_scheduler_mode_pods_carry_job_affinity_and_learner_follows_servers() -> None:
     assert affinity_of(planned_child("Deployment")) == AFFINITY
     assert affinity_of(planned_child("Job"))["nodeAffinity"] == AFFINITY["nodeAffinity"]
     assert "podAffinity" in affinity_of(planned_child("Job"))
 
 
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
-def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
+def test_chosen_node_is_added_to_every_affinity_term(kind: str) -> None:
     affinity = affinity_of(planned_child(kind, node="node-a"))
     assert affinity.keys() == {"nodeAffinity"}
     here = [{"key": "metadata.name", "operator": "In", "values": ["node-a"]}]
@@ -369,7 +369,7 @@ def test_on_a_chosen_node_every_term_is_narrowed_to_it(kind: str) -> None:
     assert terms == [{**term, "matchFields": here} for term in own]
 
 
-def test_nodes_that_are_left_alone_are_so_in_every_term() -> None:
+def test_avoided_nodes_are_excluded_in_every_affinity_term() -> None:
     avoided = ((node_fit.HOSTNAME, "a"), (node_fit.HOSTNAME, "b"), (node_fit.INSTANCE_TYPE, "small"))
     terms = affinity_of(planned_child("Deployment", avoid=avoided))["nodeAffinity"][REQUIRED]["nodeSelectorTerms"]
     none = [expression(node_fit.HOSTNAME, "NotIn", "a", "b"), expression(node_fit.INSTANCE_TYPE, "NotIn", "small")]

@@ -49,7 +49,7 @@ def waits(mode: str, times: Sequence[float], *newest: Any) -> tuple[Any, Any, Ob
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_a_job_leaves_a_node_that_has_taken_no_servers_for_a_minute(mode: str) -> None:
+def test_job_leaves_node_whose_kubelet_rejects_servers_for_a_minute(mode: str) -> None:
     raw, account, observed = waits(mode, range(0, 60, 2))
     early = planned(raw, account, observed, after_s=59)
     assert early.deletions == ()
@@ -61,7 +61,7 @@ def test_a_job_leaves_a_node_that_has_taken_no_servers_for_a_minute(mode: str) -
     assert late.placement.refused == b.NODE
 
 
-def test_why_a_node_took_no_servers_is_reported() -> None:
+def test_rejection_by_kubelet_is_reported_for_servers() -> None:
     raw, account, observed = waits("Reserve", [0])
     made = planned(raw, account, observed, after_s=1)
     assert b.condition(made, reasons.ROLLOUT_READY) == ("False", reasons.POD_REFUSED)
@@ -69,19 +69,19 @@ def test_why_a_node_took_no_servers_is_reported() -> None:
 
 
 @pytest.mark.parametrize("times", [[0, 1, 2], [0, 200], [400, 401]])
-def test_a_kubelet_that_turned_servers_away_for_a_moment_keeps_the_job(times: list[float]) -> None:
+def test_brief_rejections_by_kubelet_do_not_move_job(times: list[float]) -> None:
     raw, account, observed = waits("Reserve", times)
     assert planned(raw, account, observed, after_s=410).deletions == ()
 
 
-def test_what_was_turned_away_before_servers_that_load_is_past() -> None:
+def test_rejections_before_server_that_now_loads_are_ignored() -> None:
     loading = b.pod(names.ROLE_ROLLOUT, b.waiting("server-0", "ContainerCreating"), name="loads")
     loading["metadata"]["creationTimestamp"] = timestamp(b.NOW + timedelta(seconds=70))
     raw, account, observed = waits("Reserve", range(0, 60, 2), loading)
     assert planned(raw, account, observed, after_s=71).deletions == ()
 
 
-def test_what_another_node_turned_away_does_not_count_for_the_next() -> None:
+def test_rejections_by_previous_node_are_ignored() -> None:
     """The garbage collector comes to many pods of a deleted Deployment later."""
     raw, account, observed = waits("Reserve", [])
     observed = replace(observed, pods=(*(away(at_s, "before") for at_s in range(0, 60, 2)), *observed.pods))
@@ -104,7 +104,7 @@ def refused(mode: str = "Reserve", *, servers: str | None = None) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_its_sentence_is_reported_of_the_learner(mode: str) -> None:
+def test_refused_learner_pod_is_reported_in_api_servers_words(mode: str) -> None:
     raw, account, observed = refused(mode)
     before = planned(raw, account, observed, after_s=UNMADE_S)
     assert b.condition(before, reasons.LEARNER_RUNNING) == ("False", reasons.NOT_CREATED)
@@ -113,14 +113,14 @@ def test_its_sentence_is_reported_of_the_learner(mode: str) -> None:
     assert b.message(made, reasons.LEARNER_RUNNING) == f"the API server refuses the learner's pod: {WORDS}"
 
 
-def test_another_node_would_not_help_and_nothing_moves() -> None:
+def test_refused_learner_pod_does_not_move_job() -> None:
     raw, account, observed = refused()
     made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=UNMADE_S)
     assert (b.condition(made, reasons.PLACED), made.deletions) == (("False", reasons.POD_REFUSED), ())
     assert made.status["message"] == WORDS
 
 
-def test_half_of_a_job_gives_its_node_back_with_the_reason() -> None:
+def test_job_with_running_servers_releases_node_when_learner_pod_is_refused() -> None:
     raw, account, observed = refused(servers=b.NODE)
     raw = b.with_status(raw, planned(raw, account, observed))
     made = planned(raw, account, replace(observed, learner_refused=WORDS), after_s=UNMADE_S)
@@ -130,7 +130,7 @@ def test_half_of_a_job_gives_its_node_back_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_a_pass_looks_at_events_every_minute_while_a_pod_is_missing(mode: str) -> None:
+def test_events_are_checked_every_minute_while_learner_pod_is_missing(mode: str) -> None:
     raw, account, observed = refused(mode)
     for after_s in (0, UNMADE_S):
         assert planned(raw, account, observed, after_s=after_s).again_after_s <= UNMADE_S
@@ -143,7 +143,7 @@ def ending(pod: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["Reserve", "Scheduler"])
-def test_no_pod_starts_on_another_node_while_an_old_learner_may_still_write(mode: str) -> None:
+def test_no_pod_starts_on_another_node_while_old_learner_may_still_write(mode: str) -> None:
     raw = b.job(placement={"mode": mode})
     account = n.capacity(n.node(not_ready=True), n.node("z"))
     old = b.pods_alone(ending(b.rollout_pod(True, True, True)), ending(b.learner_pod()))
@@ -159,7 +159,7 @@ def test_no_pod_starts_on_another_node_while_an_old_learner_may_still_write(mode
     assert {"Deployment", "Job"} <= set(b.kinds(fresh))
 
 
-def test_servers_that_stand_on_another_node_than_an_old_learner_are_taken_back() -> None:
+def test_servers_on_other_node_than_old_learner_are_deleted() -> None:
     account = n.capacity(n.node("a"), n.node())
     raw, there = b.job(placement={"nodeSelector": {"kubernetes.io/hostname": b.NODE}}), n.capacity(n.node())
     servers = placed(raw, there)
@@ -170,7 +170,7 @@ def test_servers_that_stand_on_another_node_than_an_old_learner_are_taken_back()
     assert b.condition(made, reasons.PLACED) == ("False", reasons.OLD_LEARNER_ENDING)
 
 
-def test_servers_start_beside_an_old_learner_of_their_node_until_it_should_have_ended_long_ago() -> None:
+def test_servers_run_beside_old_learner_on_same_node_until_it_is_overdue() -> None:
     raw, account = b.job(), n.capacity(n.node(gpus=8))
     there = placed(raw, account)
     there = replace(there, learner=None, pods=(there.pods[0], ending(b.learner_pod())), progress=None)
@@ -183,7 +183,7 @@ def test_servers_start_beside_an_old_learner_of_their_node_until_it_should_have_
     assert b.condition(late, reasons.PLACED) == ("False", reasons.OLD_LEARNER_ENDING)
 
 
-def test_an_old_learner_that_no_node_took_keeps_nothing_from_starting() -> None:
+def test_unscheduled_old_learner_does_not_block_new_pods() -> None:
     """No scheduler binds a pod that is deleted."""
     old = ending(b.pod(names.ROLE_LEARNER, node=None))
     made = planned(b.job(), n.capacity(n.node()), b.pods_alone(old))

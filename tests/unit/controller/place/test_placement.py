@@ -38,7 +38,7 @@ def placed(raw: Any, account: Capacity) -> Observed:
     return b.trains(made)
 
 
-def test_nothing_is_created_for_a_job_that_fits_nowhere() -> None:
+def test_job_that_fits_no_node_creates_no_children_and_stays_pending() -> None:
     made = planned(b.job(), n.capacity(n.node(gpus=3)))
     assert made.children == ()
     assert b.condition(made, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
@@ -46,7 +46,7 @@ def test_nothing_is_created_for_a_job_that_fits_nowhere() -> None:
     assert made.status["phase"] == reasons.PENDING
 
 
-def test_both_pods_are_tied_to_the_chosen_node_and_to_no_other() -> None:
+def test_servers_and_learner_are_pinned_to_chosen_node() -> None:
     made = planned(b.job(), n.capacity(n.node("a"), n.node("b", 3)), b.pods_alone(b.rollout_pod(True, True, True)))
     for kind in ("Deployment", "Job"):
         affinity = b.child(made, kind)["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
@@ -55,7 +55,7 @@ def test_both_pods_are_tied_to_the_chosen_node_and_to_no_other() -> None:
     assert b.node_of(made) == "a"
 
 
-def test_a_job_keeps_its_node_though_a_better_one_comes() -> None:
+def test_job_stays_on_its_node_when_better_one_appears() -> None:
     account = n.capacity(n.node(gpus=8))
     observed = placed(b.job(), account)
     account.put("Node", n.node("tight", gpus=4))
@@ -64,7 +64,7 @@ def test_a_job_keeps_its_node_though_a_better_one_comes() -> None:
     assert made.deletions == ()
 
 
-def test_the_whole_job_moves_when_its_node_is_gone() -> None:
+def test_whole_job_moves_when_its_node_is_deleted() -> None:
     account = n.capacity(n.node(), n.node("z"))
     observed = placed(b.job(), account)
     account.remove("Node", n.node())
@@ -76,7 +76,7 @@ def test_the_whole_job_moves_when_its_node_is_gone() -> None:
     assert b.node_of(again) == "z"
 
 
-def test_a_job_that_has_to_leave_is_looked_at_again_even_if_nothing_more_happens() -> None:
+def test_job_that_leaves_deleted_node_is_reconciled_again_soon() -> None:
     account = n.capacity(n.node())
     observed = replace(placed(b.job(), account), learner=None, pods=())
     account.remove("Node", n.node())
@@ -86,7 +86,7 @@ def test_a_job_that_has_to_leave_is_looked_at_again_even_if_nothing_more_happens
     assert made.again_after_s <= LOOK_AGAIN_S
 
 
-def test_a_promised_node_that_goes_before_the_job_has_children_is_replaced_at_once() -> None:
+def test_promised_node_deleted_before_children_exist_is_replaced_at_once() -> None:
     account = n.capacity(n.node("a"), n.node("z"))
     first = planned(b.job(), account).placement
     assert first
@@ -102,14 +102,14 @@ def test_a_promised_node_that_goes_before_the_job_has_children_is_replaced_at_on
     assert nowhere.again_after_s == LOOK_AGAIN_S
 
 
-def test_a_job_takes_the_node_that_was_promised_to_it_though_another_is_better() -> None:
+def test_promised_node_is_used_though_another_fits_better() -> None:
     account = n.capacity(n.node("tight", 4), n.node("wide", 8))
     account.promise(n.KEY, n.FOUR, "wide")
     assert b.node_of(planned(b.job(), account)) == "wide"
 
 
 @pytest.mark.parametrize("host", [None, "gone"])
-def test_a_job_that_is_tied_to_a_host_has_no_pods_that_wait_for_a_new_node(host: str | None) -> None:
+def test_host_bound_job_creates_no_pods_that_wait_for_new_node(host: str | None) -> None:
     place = choose(
         replace(n.FOUR, host=host),
         b.NOTHING,
@@ -122,7 +122,7 @@ def test_a_job_that_is_tied_to_a_host_has_no_pods_that_wait_for_a_new_node(host:
     assert (place.node, place.tied) == (None, host is not None)
 
 
-def test_a_node_out_of_service_is_a_lost_one() -> None:
+def test_out_of_service_node_counts_as_lost() -> None:
     account = n.capacity(n.node())
     observed = placed(b.job(), account)
     taint = {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}
@@ -130,7 +130,7 @@ def test_a_node_out_of_service_is_a_lost_one() -> None:
     assert b.condition(planned(b.job(), account, observed), reasons.PLACED) == ("False", reasons.NODE_LOST)
 
 
-def test_a_silent_node_keeps_a_learner_that_may_still_write() -> None:
+def test_not_ready_node_keeps_learner_that_may_still_write() -> None:
     account = n.capacity(n.node(), n.node("z"))
     observed = placed(b.job(), account)
     account.put("Node", n.node(not_ready=True))
@@ -140,7 +140,7 @@ def test_a_silent_node_keeps_a_learner_that_may_still_write() -> None:
     assert "kubectl delete node" in made.status["message"]
 
 
-def test_a_silent_node_loses_servers_that_were_evicted_before_a_learner_existed() -> None:
+def test_not_ready_node_loses_evicted_servers_if_learner_never_existed() -> None:
     account = n.capacity(n.node(), n.node("z"))
     observed = replace(placed(b.job(), account), learner=None, pods=())
     account.put("Node", n.node(not_ready=True))
@@ -168,7 +168,7 @@ def half(observed: Observed, words: str = NO_CLAIM, at: datetime = b.NOW) -> Obs
     return replace(observed, pods=(servers, refused_pod(words=words)), progress=None)
 
 
-def test_a_job_that_is_left_to_the_scheduler_has_pods_that_are_tied_to_no_node() -> None:
+def test_scheduler_mode_pods_are_not_pinned_to_node() -> None:
     made = planned(b.job(placement={"mode": "Scheduler"}), n.capacity(n.node(gpus=1)))
     servers, learner = (b.child(made, kind)["spec"]["template"]["spec"] for kind in ("Deployment", "Job"))
     assert "affinity" not in servers
@@ -176,7 +176,7 @@ def test_a_job_that_is_left_to_the_scheduler_has_pods_that_are_tied_to_no_node()
     assert "mode" not in servers
 
 
-def test_where_a_node_may_come_pods_are_pending_in_words_that_an_autoscaler_understands() -> None:
+def test_pending_pods_for_autoscaler_are_pinned_once_scheduler_found_node() -> None:
     account = n.capacity(n.node("busy"), n.foreign("busy", gpus=1))
     made = planned(b.job(), account, nodes_may_come=True)
     assert b.condition(made, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
@@ -197,13 +197,13 @@ def test_where_a_node_may_come_pods_are_pending_in_words_that_an_autoscaler_unde
 
 
 @pytest.mark.parametrize("may_come", [True, False])
-def test_where_no_node_fits_pods_are_pending_if_others_may_come(may_come: bool) -> None:
+def test_pods_are_created_pending_only_if_new_nodes_may_come(may_come: bool) -> None:
     made = planned(b.job(), n.capacity(n.node("small", 3)), nodes_may_come=may_come)
     assert b.condition(made, reasons.PLACED) == ("False", reasons.NO_NODE_FITS)
     assert ("Deployment" in {child["kind"] for child in made.children}) is may_come
 
 
-def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() -> None:
+def test_pods_bound_to_new_node_by_scheduler_stay_there() -> None:
     account = n.capacity(n.node("busy"), n.foreign("busy", gpus=1))
     made = planned(b.job(), account, nodes_may_come=True)
     account.put("Node", n.node())
@@ -214,7 +214,7 @@ def test_pending_pods_that_the_scheduler_has_bound_to_a_new_node_stay_there() ->
     assert b.node_of(found) == b.NODE
 
 
-def test_the_priority_class_decides_what_may_be_preempted() -> None:
+def test_priority_class_decides_whether_job_preempts() -> None:
     account = n.capacity(n.node(), n.foreign(gpus=4, priority=5))
     waits = planned(b.job(), account).placement
     assert waits
@@ -225,7 +225,7 @@ def test_the_priority_class_decides_what_may_be_preempted() -> None:
     assert b.kinds(planned(b.job(), account, Observed(pod_priority_class=never))) == []
 
 
-def test_a_suspended_or_finished_job_needs_no_place() -> None:
+def test_suspended_or_finished_job_needs_no_placement() -> None:
     account = n.capacity(n.node())
     observed = placed(b.job(), account)
     assert planned(b.job(suspend=True), account, observed).placement is None
@@ -233,7 +233,7 @@ def test_a_suspended_or_finished_job_needs_no_place() -> None:
     assert planned(b.job(), account, replace(observed, learner=complete)).placement is None
 
 
-def test_a_job_that_started_before_nodes_were_chosen_continues_where_it_is() -> None:
+def test_job_started_before_node_selection_existed_stays_on_its_node() -> None:
     raw = b.job()
     made = planned(raw, n.capacity(n.node(), n.node("z")), b.started(raw))
     assert made.deletions == ()

@@ -58,7 +58,7 @@ class Cluster(Life):
         return [kind for kind, name in self.server.objects if kind in kinds.ROLE_OF_PODS and name.startswith(job)]
 
 
-async def test_a_job_above_a_quota_waits_with_a_sentence_and_holds_nothing() -> None:
+async def test_job_over_quota_waits_with_message_and_holds_nothing() -> None:
     cluster = Cluster()
     cluster.counts(quota({GPUS: "8"}, {GPUS: "6"}))
     await cluster.one_pass()
@@ -74,7 +74,7 @@ async def test_a_job_above_a_quota_waits_with_a_sentence_and_holds_nothing() -> 
     assert cluster.server.events == [reasons.QUOTA_EXCEEDED]
 
 
-async def test_it_starts_as_soon_as_the_quota_has_room() -> None:
+async def test_waiting_job_starts_as_soon_as_quota_has_room() -> None:
     cluster = Cluster()
     cluster.counts(quota({GPUS: "8"}, {GPUS: "6"}))
     await cluster.one_pass()
@@ -87,7 +87,7 @@ async def test_it_starts_as_soon_as_the_quota_has_room() -> None:
     assert cluster.placed()["reason"] == reasons.NODE_CHOSEN
 
 
-async def test_a_quota_that_is_deleted_keeps_nobody_waiting() -> None:
+async def test_deleted_quota_wakes_waiting_job() -> None:
     cluster = Cluster()
     known = quota({GPUS: "0"})
     cluster.counts(known)
@@ -100,7 +100,7 @@ async def test_a_quota_that_is_deleted_keeps_nobody_waiting() -> None:
     assert cluster.woken == [KEY]
 
 
-async def test_what_starts_now_counts_before_any_of_its_pods_exists() -> None:
+async def test_starting_job_counts_against_quota_before_its_pods_exist() -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "6"}))
     await cluster.one_pass()
@@ -109,7 +109,7 @@ async def test_what_starts_now_counts_before_any_of_its_pods_exists() -> None:
     assert "allows 6, and 4 are used or promised" in cluster.placed(OTHER.name)["message"]
 
 
-async def test_a_pod_that_exists_counts_once() -> None:
+async def test_existing_pod_is_counted_once_against_quota() -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "8"}))
     await cluster.one_pass()
@@ -119,7 +119,7 @@ async def test_a_pod_that_exists_counts_once() -> None:
     assert cluster.pods_of(OTHER.name) == ["Job", "Deployment"]
 
 
-async def test_of_two_jobs_that_wait_for_the_same_room_the_first_is_woken() -> None:
+async def test_first_of_two_waiting_jobs_is_woken_first() -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "4"}, {GPUS: "4"}))
     await cluster.one_pass()
@@ -130,7 +130,7 @@ async def test_of_two_jobs_that_wait_for_the_same_room_the_first_is_woken() -> N
     assert cluster.woken == [KEY, OTHER]
 
 
-async def test_a_job_whose_children_are_refused_takes_nothing_from_others() -> None:
+async def test_job_with_refused_children_takes_no_quota_from_others() -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "4"}))
     cluster.server.refused["Service"] = "a webhook refuses it"
@@ -142,7 +142,7 @@ async def test_a_job_whose_children_are_refused_takes_nothing_from_others() -> N
 
 
 @pytest.mark.parametrize("reason", [reasons.POD_REFUSED, reasons.QUEUED_TWICE])
-async def test_a_job_whose_pods_are_refused_for_good_takes_nothing_from_others(reason: str) -> None:
+async def test_job_with_permanently_refused_pods_takes_no_quota_from_others(reason: str) -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "4"}))
     await cluster.one_pass()
@@ -152,7 +152,7 @@ async def test_a_job_whose_pods_are_refused_for_good_takes_nothing_from_others(r
     assert quotas.exceeded(OTHER, parsed.need) is None
 
 
-async def test_a_waiting_job_that_becomes_invalid_takes_nothing_from_others() -> None:
+async def test_waiting_job_that_becomes_invalid_takes_no_quota_from_others() -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "4"}, {GPUS: "4"}))
     await cluster.one_pass()
@@ -166,7 +166,7 @@ async def test_a_waiting_job_that_becomes_invalid_takes_nothing_from_others() ->
     assert cluster.pods_of(OTHER.name) == ["Job", "Deployment"]
 
 
-async def test_of_jobs_that_wait_the_one_with_the_highest_priority_is_woken_first() -> None:
+async def test_highest_priority_waiting_job_is_woken_first() -> None:
     cluster = Cluster(b.job(), b.job(OTHER.name))
     cluster.counts(quota({GPUS: "4"}, {GPUS: "4"}))
     await cluster.one_pass()
@@ -177,7 +177,7 @@ async def test_of_jobs_that_wait_the_one_with_the_highest_priority_is_woken_firs
     assert cluster.woken == [OTHER]
 
 
-async def test_a_job_that_runs_is_left_alone_whatever_a_quota_says() -> None:
+async def test_running_job_is_not_affected_by_quota() -> None:
     cluster = Cluster()
     await cluster.one_pass()
     cluster.counts(quota({GPUS: "0"}))
@@ -186,7 +186,7 @@ async def test_a_job_that_runs_is_left_alone_whatever_a_quota_says() -> None:
     assert cluster.pods_of() == ["Job", "Deployment"]
 
 
-async def test_retries_double_up_to_ten_minutes() -> None:
+async def test_quota_retries_double_up_to_ten_minutes() -> None:
     cluster, pauses = Cluster(), list[float | None]()
     cluster.counts(quota({GPUS: "0"}))
     for _ in range(8):
@@ -218,7 +218,7 @@ def exceeded(body: Object, **spec: Any) -> str | None:
         ({"pods": "0", GPUS: "0"}, "needs 4 requests.nvidia.com/gpu"),
     ],
 )
-def test_a_quota_of_each_kind_is_named_with_what_is_needed(hard: Any, words: str) -> None:
+def test_exceeded_quota_of_each_kind_is_reported_with_what_is_needed(hard: Any, words: str) -> None:
     learner = {"gpus": 1, "resources": {"requests": {"cpu": "8", "memory": "32Gi"}}}
     assert str(exceeded(quota(hard), learner=learner)).startswith(words)
 
@@ -235,15 +235,15 @@ def test_a_quota_of_each_kind_is_named_with_what_is_needed(hard: Any, words: str
     ],
     ids=["room", "another namespace", "scopes", "a selector of scopes", "no request", "not counted yet"],
 )
-def test_what_has_room_or_cannot_be_decided_is_left_to_the_api_server(body: Object) -> None:
+def test_quota_with_room_or_undecidable_scope_does_not_block_job(body: Object) -> None:
     assert exceeded(body) is None
 
 
-def test_a_job_that_is_larger_than_its_quota_is_not_told_to_wait() -> None:
+def test_job_larger_than_whole_quota_is_told_to_request_less() -> None:
     assert "meanwhile: request less" in str(exceeded(quota({GPUS: "3"})))
 
 
-def test_the_scheduler_is_not_asked_either() -> None:
+def test_quota_applies_in_scheduler_mode() -> None:
     raw = b.job(placement={"mode": "Scheduler"})
     made = b.plan(raw, replace(b.NOTHING, over_quota="needs too much"))
     assert (made.children, b.condition(made, reasons.PLACED)) == ((), ("False", reasons.QUOTA_EXCEEDED))

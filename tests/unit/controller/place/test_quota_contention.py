@@ -170,7 +170,7 @@ class Namespace:
                 self.half_gpu_seconds += OF_ROLE[roles[0]][1]
 
 
-async def test_jobs_that_start_at_once_take_turns_and_no_pod_is_refused() -> None:
+async def test_jobs_started_at_once_take_turns_and_no_pod_is_refused() -> None:
     namespace = Namespace(3, gpus=8, counted=True)
     await namespace.run(300)
     assert list(namespace.started.values()) == [0, 0]
@@ -197,7 +197,7 @@ async def test_jobs_that_start_at_once_take_turns_and_no_pod_is_refused() -> Non
         (6, 8, False, 0, 1200, 180),
     ],
 )
-async def test_only_a_quota_that_is_counted_beforehand_lets_jobs_start(
+async def test_jobs_share_quota_only_if_it_is_counted_before_pods_are_created(
     jobs: int, gpus: int, counted: bool, started: int, half_gpu_seconds: int, events: int
 ) -> None:
     """Decision 21. Otherwise each learner takes a GPU that other servers lack, and all try again in the same second."""

@@ -56,13 +56,13 @@ def records_of(folder, image, **rules):
 
 @pytest.mark.parametrize("exist", [True, False])
 @pytest.mark.parametrize("image", [*ELSEWHERE, "/etc/passwd", "/proc/self/environ", "/dev/zero", "../lost.png"])
-def test_a_record_cannot_lead_out_of_its_folder(data, image, exist):
+def test_record_image_outside_data_folder_is_refused(data, image, exist):
     with pytest.raises(ConfigError, match=r"x\.jsonl:1 images\[0\]: .*outside of the data file's folder.*image_roots"):
         records_of(data, image, images_exist=exist)
 
 
 @pytest.mark.parametrize("image", ELSEWHERE)
-def test_a_folder_that_a_person_names_is_allowed(data, monkeypatch, image):
+def test_image_outside_data_folder_is_allowed_below_named_image_root(data, monkeypatch, image):
     named = str(data.parent / "private")
     (record,) = records_of(data, image, image_roots=(named,))
     assert record.images == (f"{named}/scan.png",)
@@ -70,7 +70,7 @@ def test_a_folder_that_a_person_names_is_allowed(data, monkeypatch, image):
     assert records_of(data, image) == [record]
 
 
-def test_a_folder_that_is_a_link_itself_holds_its_images(data, tmp_path):
+def test_symlinked_data_folder_contains_its_own_images(data, tmp_path):
     (tmp_path / "again").symlink_to(data)
     (record,) = records_of(tmp_path / "again", "images/a.png")
     assert record.images == (str(data / "images" / "a.png"),)
@@ -100,7 +100,7 @@ special = pytest.mark.parametrize("make", SPECIAL.values(), ids=SPECIAL)
 
 @special
 @pytest.mark.parametrize("exist", [True, False])
-def test_what_is_no_regular_file_of_the_folder_is_read_by_nobody(data, make, exist):
+def test_image_that_is_not_regular_file_is_refused_by_every_reader(data, make, exist):
     make(data / "odd.png")
     try:
         (record,) = records_of(data, "odd.png", images_exist=exist)
@@ -139,26 +139,26 @@ def import_files_of_voc(data):
 
 @special
 @pytest.mark.parametrize("read", [import_coco, import_list_of_yolo, import_saved, import_files_of_voc])
-def test_no_import_takes_what_is_no_regular_file_of_its_folder(data, make, read):
+def test_imports_skip_image_that_is_not_regular_file(data, make, read):
     make(data / "odd.png")
     assert read(data).records == []
 
 
 @special
-def test_no_page_shows_what_is_no_regular_file_beside_a_saved_log(data, make):
+def test_page_of_saved_log_hides_image_that_is_not_regular_file(data, make):
     make(data / "odd.png")
     (record,) = records_of(data, "images/a.png")
     assert thumbnail(replace(record, images=("/elsewhere/odd.png",)), data).url == ""
 
 
 @pytest.mark.parametrize("content", [b"secret", b"\x89PNG\r\n\x1a\nsecret", b""])
-def test_bytes_that_are_no_image_are_sent_nowhere(tmp_path, content):
+def test_non_image_bytes_are_refused_before_sending(tmp_path, content):
     (tmp_path / "a.png").write_bytes(content)
     with pytest.raises(ImageError):
         image_url(str(tmp_path / "a.png"))
 
 
-def test_half_an_image_is_sent_nowhere(tmp_path):
+def test_truncated_image_is_refused_before_sending(tmp_path):
     whole = picture(tmp_path / "a.jpg", (300, 300)).read_bytes()
     (tmp_path / "a.jpg").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ImageError):
@@ -166,7 +166,7 @@ def test_half_an_image_is_sent_nowhere(tmp_path):
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_an_import_of_coco_leaves_images_of_other_folders_out(data, tmp_path, name):
+def test_coco_import_leaves_out_images_outside_image_folder(data, tmp_path, name):
     image = {"id": 1, "file_name": name.format(tmp_path), "width": 100, "height": 200}
     (tmp_path / "x.json").write_text(
         json.dumps({"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]})
@@ -176,7 +176,7 @@ def test_an_import_of_coco_leaves_images_of_other_folders_out(data, tmp_path, na
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_so_does_one_of_yolo(data, tmp_path, name):
+def test_yolo_import_leaves_out_listed_images_outside_its_folder(data, tmp_path, name):
     file = yolo(data, {"b.png": None}, train="list.txt")
     (data / "list.txt").write_text(f"{name.format(tmp_path)}\n")
     found = import_yolo(tmp_path, file)
@@ -184,27 +184,27 @@ def test_so_does_one_of_yolo(data, tmp_path, name):
 
 
 @pytest.mark.parametrize("path", ["../private", "{}/private"])
-def test_a_split_of_yolo_cannot_lead_elsewhere(data, tmp_path, path):
+def test_yolo_import_leaves_out_images_of_split_outside_its_folder(data, tmp_path, path):
     file = yolo(data, {"b.png": None}, path=path.format(tmp_path), train=".")
     found = import_yolo(tmp_path, file)
     assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
 
 
 @pytest.mark.parametrize("name", ["../link.png", "{}/private/scan.png", "../folder/scan.png", "../../private/scan.png"])
-def test_so_does_one_of_voc(data, tmp_path, name):
+def test_voc_import_leaves_out_images_outside_its_folder(data, tmp_path, name):
     voc(data, {"x": voc_object()}, images=["y"], file_name=name.format(tmp_path))
     found = import_voc(tmp_path, data)
     assert (found.records, found.tally.images_left_out[record_writer.OUTSIDE]) == ([], 1)
 
 
-def test_a_folder_of_images_of_voc_is_no_link_out_of_it(data, tmp_path):
+def test_voc_import_leaves_out_images_when_image_folder_links_outside(data, tmp_path):
     voc(data, {"scan": voc_object()}, images=[])
     (data / "JPEGImages").symlink_to(tmp_path / "private")
     found = import_voc(tmp_path, data)
     assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
 
 
-def test_so_does_one_of_a_saved_data_set(data, tmp_path):
+def test_saved_dataset_import_leaves_out_images_outside_its_folder(data, tmp_path):
     cell = {"bytes": None, "path": str(tmp_path / "private" / "scan.png")}
     rows = [{"image": cell, "objects": row()["objects"]}]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "saved")
@@ -212,7 +212,7 @@ def test_so_does_one_of_a_saved_data_set(data, tmp_path):
     assert (found.records, found.tally.images_left_out) == ([], OUTSIDE)
 
 
-def test_an_import_names_the_folder_that_a_run_needs(data, tmp_path):
+def test_import_reports_image_folder_outside_output_folder(data, tmp_path):
     image = {"id": 1, "file_name": "a.png", "width": 100, "height": 200}
     (tmp_path / "x.json").write_text(
         json.dumps({"images": [image], "annotations": [], "categories": [{"id": 1, "name": "cat"}]})
@@ -222,7 +222,7 @@ def test_an_import_names_the_folder_that_a_run_needs(data, tmp_path):
     assert Imported(data / "x.jsonl", read).tally.outside == set()
 
 
-def test_a_page_of_a_saved_log_shows_only_pictures_beside_it(tmp_path):
+def test_page_of_saved_log_shows_only_images_beside_log(tmp_path):
     run = write_run(tmp_path / "run")
     own = render_page(PageRequest([run], tmp_path / "page.html"))
     (tmp_path / "saved").mkdir()

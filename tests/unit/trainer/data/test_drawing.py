@@ -11,13 +11,13 @@ NAMES = ["two\nlines", "\x1b[31mred", "\ud800", "猫" * 5000, "", "\0"]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_a_name_is_drawn_on_one_line(name):
+def test_object_name_is_drawn_on_one_line(name):
     drawn = draw_outlines(Image.new("RGB", (64, 48)), [Outline("bbox", (0, 0, 500, 500), name, "#cf222e")])
     assert drawn.size == (288, 216)
     assert captioned_page([(drawn, f"{name} (1 objects)")], columns=4, width=288).width == 300
 
 
-def test_a_name_with_a_line_break_differs_from_one_without():
+def test_object_name_with_line_break_is_drawn_differently_from_space():
     pictures = [
         draw_outlines(Image.new("RGB", (64, 48)), [Outline("bbox", (0, 500, 500, 900), name, "#cf222e")])
         for name in ("a b", "a\nb")
@@ -29,7 +29,7 @@ SCRIPTS = {"Latin": "tasse à café", "Greek": "κούπα", "Cyrillic": "чаш
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_name_in_any_script_has_a_font_or_is_written_as_code_points(script):
+def test_object_names_in_any_script_are_drawn_distinguishably(script):
     """Two names of equal length would look alike if their letters were empty frames."""
     name = SCRIPTS[script]
     one, other = (
@@ -51,7 +51,7 @@ BACKGROUNDS = [*COLORS, "white", "black", "grey", "#ffff00", "#ff0000"]
 @pytest.mark.parametrize("kind", ["bbox", "poly"])
 @pytest.mark.parametrize("background", BACKGROUNDS)
 @pytest.mark.parametrize("colour", COLORS)
-def test_outline_is_seen_on_any_background(colour, background, kind):
+def test_outline_has_sufficient_contrast_on_any_background(colour, background, kind):
     """By WCAG's contrast, 3 to 1, on each of its four sides, inside of the picture and at its edge."""
     image = Image.new("RGB", (100, 100), background)
     plain = luminance(image.getpixel((0, 0)))
@@ -70,7 +70,7 @@ def test_outline_is_seen_on_any_background(colour, background, kind):
         assert min(side.max() for side in sides) >= 3
 
 
-def test_portraits_landscapes_and_strips_share_a_table():
+def test_grid_accepts_images_of_different_aspect_ratios():
     shapes = [(40, 30), (30, 40), (10, 4000), (4000, 10)]
     rows = [[draw_outlines(Image.new("RGB", shape, "red"), [])] * 2 for shape in shapes]
     assert [row[0].size for row in rows] == [(288, 216), (288, 384), (288, 576), (288, 13)]

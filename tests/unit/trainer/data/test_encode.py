@@ -36,7 +36,7 @@ def rendered(processor, chat, image, *answer):
     return processor(text=[text], images=[image], return_tensors="pt")
 
 
-def test_a_prompt_is_what_the_processor_makes_of_the_whole_chat(encoder, processor, chats, image_paths):
+def test_encoded_prompt_equals_processor_output_for_whole_chat(encoder, processor, chats, image_paths):
     expected = rendered(processor, chats[1], load_image(image_paths[1]))
     found = encoder.prompt(chats[1])
     assert torch.equal(found.input_ids, expected["input_ids"][0])
@@ -44,7 +44,7 @@ def test_a_prompt_is_what_the_processor_makes_of_the_whole_chat(encoder, process
     assert torch.equal(found.image_grid_thw, expected["image_grid_thw"])
 
 
-def test_a_teacher_forced_answer_is_what_the_template_makes_of_a_whole_turn(encoder, processor, chats, image_paths):
+def test_teacher_forced_encoding_equals_chat_template_of_whole_turn(encoder, processor, chats, image_paths):
     expected = rendered(processor, chats[0], load_image(image_paths[0]), ANSWER)
     ids = encoder.tokenizer.encode(ANSWER, add_special_tokens=False)
     found = encoder.teacher_forced(encoder.prompt(chats[0]), ids)
@@ -52,20 +52,20 @@ def test_a_teacher_forced_answer_is_what_the_template_makes_of_a_whole_turn(enco
     assert torch.equal(found.mm_token_type_ids, expected["mm_token_type_ids"][0].long())
 
 
-def test_encoding_leaves_the_messages_as_they_were(encoder, chats):
+def test_encoding_does_not_modify_messages(encoder, chats):
     before = copy.deepcopy(chats[0])
     encoder.prompt(chats[0])
     assert chats[0] == before
 
 
-def test_the_answer_lies_between_prompt_and_end_of_turn(encoder, prompt):
+def test_answer_tokens_lie_between_prompt_and_end_of_turn(encoder, prompt):
     encoding = encoder.teacher_forced(prompt, [300, 301])
     after = encoding.prompt_len + encoding.answer_len
     assert encoding.input_ids[encoding.prompt_len : after].tolist() == [300, 301]
     assert encoder.tokenizer.decode(encoding.input_ids[after:]) == "<|im_end|>\n"
 
 
-def test_equal_prompt_ids_pass(encoder, prompt):
+def test_equal_prompt_ids_of_server_pass_check(encoder, prompt):
     encoder.check_prompt(prompt, prompt.input_ids.tolist(), "http://server")
 
 
@@ -74,7 +74,7 @@ def test_equal_prompt_ids_pass(encoder, prompt):
     [(lambda ids: [*ids[:7], 9, *ids[8:]], 7), (lambda ids: ids[:-1], -1), (lambda ids: [*ids, 9], 0)],
     ids=["another token", "shorter", "longer"],
 )
-def test_a_differing_prompt_names_server_and_first_position(encoder, prompt, change, position):
+def test_prompt_mismatch_error_names_server_and_first_differing_position(encoder, prompt, change, position):
     ids = prompt.input_ids.tolist()
     expected = {7: 7, -1: len(ids) - 1, 0: len(ids)}[position]
     with pytest.raises(ConfigError, match="prompt tokenization mismatch") as error:
@@ -83,7 +83,7 @@ def test_a_differing_prompt_names_server_and_first_position(encoder, prompt, cha
     assert "http://server" in str(error.value)
 
 
-def test_a_chat_template_that_never_ends_a_turn_is_refused(processor):
+def test_chat_template_without_end_of_turn_is_refused(processor):
     broken = copy.copy(processor)
     broken.chat_template = processor.chat_template.replace("<|im_end|>\\n", "")
     with pytest.raises(ConfigError, match="chat template"):
@@ -106,17 +106,17 @@ RECORD = Record(
 )
 
 
-def test_the_user_turn_has_the_images_and_then_the_prompt():
+def test_user_turn_holds_images_before_prompt():
     (user,) = chat_messages(RECORD, "List.")
     assert [part["type"] for part in user["content"]] == ["image_url", "image_url", "text"]
     assert user["content"][-1]["text"] == "List."
 
 
-def test_a_system_prompt_comes_first():
+def test_system_prompt_comes_first():
     assert [turn["role"] for turn in chat_messages(RECORD, "List.", system="Be exact.")] == ["system", "user"]
 
 
-def test_the_ground_truth_is_not_in_the_request():
+def test_ground_truth_is_not_in_request():
     assert "secret" not in json.dumps(chat_messages(RECORD, "List."))
 
 
@@ -148,7 +148,7 @@ def names(image_paths):
     return [(path,) for path in image_paths]
 
 
-def test_pixels_are_held_while_memory_allows_and_else_read_again(encoder, image_paths, chats):
+def test_prompt_cache_keeps_pixels_within_memory_limit_and_reloads_others(encoder, image_paths, chats):
     whole = encoder.prompt(chats[0])
     for limit in (2**30, 0, whole.pixel_values.nbytes):
         cache = PromptCache(encoder, limit)
@@ -159,7 +159,7 @@ def test_pixels_are_held_while_memory_allows_and_else_read_again(encoder, image_
         assert torch.equal(cache.pixels((image_paths[0],)), whole.pixel_values)
 
 
-def test_an_image_that_is_its_own_name_takes_memory_too(counted, image_paths, chats):
+def test_data_url_key_counts_towards_prompt_cache_memory(counted, image_paths, chats):
     url = image_url(image_paths[0]) + " " * 2**20  # far longer than its pixels are
     whole = counted.prompt(chats[0])
     for limit, encoded in ((2**20 + 2**18, 1), (2**20, 2)):
@@ -170,7 +170,7 @@ def test_an_image_that_is_its_own_name_takes_memory_too(counted, image_paths, ch
         assert counted.count - before == encoded
 
 
-def test_rollouts_of_the_own_model_process_no_image_that_is_held(model, counted, image_paths, chats):
+def test_hf_rollouts_do_not_process_cached_images_again(model, counted, image_paths, chats):
     cache = PromptCache(counted, 2**30)
     prompts = [cache.prompt(one, lambda chat=chat: chat) for one, chat in zip(names(image_paths), chats, strict=True)]
     requests = [RolloutRequest(chat, images=one) for one, chat in zip(names(image_paths), chats, strict=True)]
@@ -180,7 +180,7 @@ def test_rollouts_of_the_own_model_process_no_image_that_is_held(model, counted,
     assert counted.count == len(chats)
 
 
-def test_two_threads_that_want_one_prompt_encode_it_once(counted, image_paths, chats, monkeypatch):
+def test_two_threads_asking_for_same_prompt_encode_it_once(counted, image_paths, chats, monkeypatch):
     cache, read, other_asks, found = PromptCache(counted, 0), [], threading.Event(), []
 
     class Awaited(encode.Future):
@@ -208,7 +208,7 @@ def test_two_threads_that_want_one_prompt_encode_it_once(counted, image_paths, c
     assert found[0] is found[1]
 
 
-def test_an_image_that_cannot_be_read_is_named_each_time(encoder, tmp_path):
+def test_unreadable_image_is_reported_on_each_request(encoder, tmp_path):
     cache, missing = PromptCache(encoder, 2**30), str(tmp_path / "missing.png")
     for _ in range(2):
         with pytest.raises((OSError, ValueError), match="missing"):

@@ -78,7 +78,7 @@ REFUSED: dict[str, bytes] = {
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning", "ignore:.*[Cc]orrupt.*:UserWarning")
 @pytest.mark.parametrize("content", REFUSED.values(), ids=REFUSED)
-def test_what_is_no_image_is_named(tmp_path: Path, content: bytes) -> None:
+def test_non_image_file_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(content)
     with pytest.raises(ImageError, match=r"a\.png: ") as refused:
@@ -92,7 +92,7 @@ def test_what_is_no_image_is_named(tmp_path: Path, content: bytes) -> None:
         assert min(header.size) > 0
 
 
-def test_no_image_is_handed_to_another_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postscript_file_is_not_passed_to_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pillow runs Ghostscript on PostScript, whatever the file is called."""
     program = tmp_path / "gs"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")

@@ -47,7 +47,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json", "chat_template.json"])
-def test_a_template_that_does_not_end_or_has_no_end_is_refused(folder, monkeypatch, name, place):
+def test_chat_template_of_excessive_cost_is_refused(folder, monkeypatch, name, place):
     monkeypatch.setattr(model_costs, "SECONDS", 2)
     (folder / "chat_template.jinja").unlink()
     written = TEMPLATES[name]
@@ -55,7 +55,7 @@ def test_a_template_that_does_not_end_or_has_no_end_is_refused(folder, monkeypat
     assert "chat template" in (flaw_of_model(folder) or "")
 
 
-def test_a_template_among_several_is_examined(folder, monkeypatch):
+def test_each_of_several_chat_templates_is_checked(folder, monkeypatch):
     monkeypatch.setattr(model_costs, "SECONDS", 2)
     named = [{"name": "default", "template": "{{ 1 }}"}, {"name": "other", "template": TEMPLATES["nested loops"]}]
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
@@ -68,7 +68,7 @@ def test_a_template_among_several_is_examined(folder, monkeypatch):
     assert "larger than" in (flaw_of_model(folder) or "")
 
 
-def test_a_model_without_a_flaw_has_none(folder):
+def test_sound_model_has_no_flaw(folder):
     assert flaw_of_model(folder) is None
     (folder / "chat_template.jinja").write_text("{% generation %}{{ raise_exception('no') }}{% endgeneration %}")
     assert flaw_of_model(folder) is None, "what the template says is the model's own affair"
@@ -95,7 +95,7 @@ SIZES: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize(
     "file", ["processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"]
 )
-def test_sizes_of_a_processor_are_those_of_an_image(folder, name, file):
+def test_implausible_processor_size_is_refused(folder, name, file):
     path, value = SIZES[name]
     *parents, key = path.split(".")
     document = json.loads((folder / "processor_config.json").read_text())
@@ -113,20 +113,20 @@ def test_sizes_of_a_processor_are_those_of_an_image(folder, name, file):
 
 
 @pytest.mark.parametrize("key", ["patch_size", "spatial_merge_size", "temporal_patch_size"])
-def test_sizes_of_the_vision_tower_are_positive(folder, key):
+def test_zero_vision_tower_size_is_refused(folder, key):
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"][key] = 0
     (folder / "config.json").write_text(json.dumps(config))
     assert f"vision_config.{key}" in (flaw_of_model(folder) or "")
 
 
-def test_an_adapter_is_no_model(folder):
+def test_adapter_folder_is_refused_as_model(folder):
     """transformers would load the base that adapter_config.json names, which nothing has examined."""
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/evil"}))
     assert "adapter_config.json" in (flaw_of_model(folder) or "")
 
 
-def test_commands_examine_a_model_before_they_load_it(folder):
+def test_commands_check_model_before_loading_it(folder):
     from stage2_api.parsing import parse_run_config
     from tests.unit.cli.test_odd_inputs import MINIMAL
 
@@ -139,7 +139,7 @@ def test_commands_examine_a_model_before_they_load_it(folder):
 
 
 @pytest.mark.parametrize("dangling", [False, True])
-def test_an_adapter_is_never_written_through_a_link(tmp_path, monkeypatch, dangling):
+def test_adapter_store_refuses_symlinked_folder(tmp_path, monkeypatch, dangling):
     target = tmp_path / "target"
     if not dangling:
         target.mkdir()
@@ -153,7 +153,7 @@ def test_an_adapter_is_never_written_through_a_link(tmp_path, monkeypatch, dangl
     assert dangling or [path.name for path in target.iterdir()] == ["kept"]
 
 
-def test_an_adapters_own_folder_is_no_link(tmp_path, monkeypatch):
+def test_adapter_store_refuses_symlinked_adapter_folder(tmp_path, monkeypatch):
     (tmp_path / "target").mkdir()
     (tmp_path / "adapters").mkdir(mode=0o700)
     (tmp_path / "adapters" / "stagetwo-1-ab").symlink_to(tmp_path / "target")

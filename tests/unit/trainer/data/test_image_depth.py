@@ -86,7 +86,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_pixels_whose_white_is_unknown_are_refused_by_all_who_read_images(tmp_path, case):
+def test_image_with_unknown_white_level_is_refused_by_every_reader(tmp_path, case):
     content, fault = REFUSED[case]
     path = tmp_path / "a.tif"
     path.write_bytes(content)
@@ -112,7 +112,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("case", KEPT)
-def test_sixteen_bits_keep_their_upper_eight(case):
+def test_sixteen_bit_image_keeps_upper_eight_bits(case):
     path = url(KEPT[case])
     assert read_header(path).size == (40, 20)
     pixels = np.asarray(load_image(path))[..., 0].astype(int)
@@ -121,7 +121,7 @@ def test_sixteen_bits_keep_their_upper_eight(case):
     assert np.array_equal(np.asarray(load_image(image_url(path))), np.asarray(load_image(path)))
 
 
-def test_a_tiff_of_sixteen_bits_whose_white_is_zero_is_refused(tmp_path):
+def test_sixteen_bit_tiff_with_white_as_zero_is_refused(tmp_path):
     path = tmp_path / "a.tif"
     path.write_bytes(grey(65535, "TIFF"))
     assert load_image(str(path)).getpixel((39, 0)) == (255, 255, 255)
@@ -132,23 +132,23 @@ def test_a_tiff_of_sixteen_bits_whose_white_is_zero_is_refused(tmp_path):
             use(str(path))
 
 
-def test_an_image_with_more_than_a_few_bright_pixels_keeps_its_levels():
+def test_image_with_several_bright_pixels_keeps_its_levels():
     shown = np.asarray(load_image(url(saved(with_bright_pixels(TWELVE_BITS, 6)))))[..., 0]
     assert (shown.max(), np.count_nonzero(shown == 255)) == (255, 6)
 
 
 @pytest.mark.parametrize("white", [1, 3])
-def test_black_with_white_dots_has_no_empty_bits(white):
+def test_black_image_with_white_dots_keeps_white(white):
     pixels = np.zeros((50, 100), "u2")
     pixels[0, :white] = 65535
     assert np.count_nonzero(np.asarray(load_image(url(saved(pixels))))[..., 0] == 255) == white
     assert np.asarray(load_image(url(saved(np.full((1, 1), 65535, "u2"))))).min() == 255
 
 
-def test_all_black_image_of_sixteen_bits_stays_black():
+def test_all_black_sixteen_bit_image_stays_black():
     assert np.asarray(load_image(url(grey(0)))).max() == 0
 
 
-def test_image_of_sixteen_bits_is_not_sent_as_it_is():
+def test_sixteen_bit_image_is_not_sent_unchanged():
     assert _is_plain(saved(np.zeros((2, 2, 3), "u1")))
     assert not _is_plain(colour(65535))

@@ -42,7 +42,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_the_size_is_that_of_the_image_as_it_is_shown(tmp_path, name):
+def test_header_size_equals_size_of_displayed_image(tmp_path, name):
     encoded, size = IMAGES[name]
     (tmp_path / "x").write_bytes(encoded)
     url = f"data:image/png;base64,{base64.b64encode(encoded).decode()}"
@@ -52,7 +52,7 @@ def test_the_size_is_that_of_the_image_as_it_is_shown(tmp_path, name):
     assert load_image(url).size == size
 
 
-def test_pixels_are_not_decoded(tmp_path):
+def test_reading_header_does_not_decode_pixels(tmp_path):
     cut = saved(format="PNG")
     (tmp_path / "x.png").write_bytes(cut[: cut.index(b"IDAT") + 8])
     assert read_header(str(tmp_path / "x.png")).size == (40, 20)
@@ -61,7 +61,7 @@ def test_pixels_are_not_decoded(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", saved(format="PNG")[:20], None])
-def test_what_has_no_header_is_named(tmp_path, content):
+def test_file_without_image_header_is_refused_with_its_name(tmp_path, content):
     if content is not None:
         (tmp_path / "x.png").write_bytes(content)
     with pytest.raises(ImageError, match=r"x\.png: cannot be read"):
@@ -72,7 +72,7 @@ def record(*images, size=(40, 20)):
     return Record(0, "one", tuple(map(str, images)), *size)
 
 
-def test_a_record_is_compared_with_what_its_image_shows(tmp_path):
+def test_record_size_is_compared_with_displayed_image(tmp_path):
     Image.new("RGB", (40, 20)).save(tmp_path / "a.jpg", exif=exif(TURNED))
     Image.new("RGB", (40, 20)).save(tmp_path / "b.jpg")
     a, b, lost = (tmp_path / name for name in ("a.jpg", "b.jpg", "lost.jpg"))
@@ -84,7 +84,7 @@ def test_a_record_is_compared_with_what_its_image_shows(tmp_path):
     assert size_fault(record(a, size=(0, 0))) is None, "a GRPO run reads no size"
 
 
-def test_a_record_that_contradicts_its_image_is_not_trained_on(tmp_path):
+def test_record_with_wrong_image_size_is_refused_for_training(tmp_path):
     Image.new("RGB", (40, 20)).save(tmp_path / "a.png")
     with pytest.raises(ImageError, match=r"a\.png: 40x20 as it is shown, where its record says 20x40"):
         chat_messages(record(tmp_path / "a.png", size=(20, 40)), "List.")
@@ -102,7 +102,7 @@ def write_records(folder, count, wrong):
     return folder / "x.jsonl"
 
 
-def test_at_the_start_of_a_run_contradictions_are_reported_by_line(tmp_path):
+def test_wrong_image_sizes_are_reported_by_line_at_start_of_run(tmp_path):
     path = write_records(tmp_path, 5, wrong={1, 4})
     problems = size_problems(path, load_records(path))
     assert [one.path for one in problems] == [f"{path}:{number} width, height" for number in (3, 6)]
@@ -111,7 +111,7 @@ def test_at_the_start_of_a_run_contradictions_are_reported_by_line(tmp_path):
         raise ConfigError(problems)
 
 
-def test_at_the_start_of_a_run_so_many_images_are_opened_however_many_there_are(tmp_path, monkeypatch):
+def test_number_of_images_opened_at_start_of_run_is_bounded(tmp_path, monkeypatch):
     opened = []
     monkeypatch.setattr(run_records, "other_size", lambda one: opened.append(one.index))
     records = [record(tmp_path / "a.png")] * (LOOKED_AT * 5 + 3)
@@ -120,7 +120,7 @@ def test_at_the_start_of_a_run_so_many_images_are_opened_however_many_there_are(
 
 
 @pytest.mark.parametrize(("count", "most"), [(0, 3), (1, 3), (3, 3), (4, 3), (10, 3), (1000, 7)])
-def test_a_spread_reaches_over_all_of_them(count, most):
+def test_spread_sample_covers_whole_range(count, most):
     found = spread(range(count), most)
     assert len(found) <= most
     assert len(set(found)) == len(found)

@@ -20,33 +20,33 @@ def png(tmp_path):
     return str(path)
 
 
-def test_a_data_url_holds_the_same_pixels_as_its_file(png):
+def test_data_url_holds_same_pixels_as_its_file(png):
     url = image_url(png)
     assert url.startswith("data:image/png;base64,")
     assert load_image(url).tobytes() == load_image(png).tobytes() == load_image(f"file://{png}").tobytes()
 
 
-def test_images_are_rgb(png):
+def test_loaded_image_is_rgb(png):
     assert load_image(png).mode == "RGB"
 
 
-def test_a_data_url_travels_unchanged():
+def test_data_url_is_sent_unchanged():
     assert image_url(blank_image()) == blank_image()
 
 
 @pytest.mark.parametrize("source", ["data:image/png;base64,%%", "data:image/png,AAAA", "data:image/png;base64,AAAA"])
-def test_a_broken_data_url_is_named(source):
+def test_broken_data_url_is_refused_with_its_beginning(source):
     with pytest.raises(ValueError, match="image data:image"):
         load_image(source)
 
 
-def test_an_image_that_is_not_there_is_named(tmp_path):
+def test_missing_image_is_refused_with_its_name(tmp_path):
     with pytest.raises(ImageError, match=r"image .*gone\.png: cannot be read \(No such file"):
         image_url(str(tmp_path / "gone.png"))
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_few_bytes_do_not_become_many_pixels(tmp_path):
+def test_decompression_bomb_is_refused(tmp_path):
     path = tmp_path / "bomb.png"
     Image.new("1", (10_000, 10_000)).save(path)
     assert path.stat().st_size < 20_000
@@ -58,7 +58,7 @@ def test_few_bytes_do_not_become_many_pixels(tmp_path):
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 201), (200, 1), (401, 2), (400, 2)])
-def test_an_image_is_refused_for_its_shape_where_the_models_processor_refuses_it(tmp_path, size):
+def test_image_with_extreme_aspect_ratio_is_refused_as_by_model_processor(tmp_path, size):
     path = tmp_path / "thin.png"
     Image.new("L", size).save(path)
     try:
@@ -71,7 +71,7 @@ def test_an_image_is_refused_for_its_shape_where_the_models_processor_refuses_it
         assert load_image(str(path)).size == size
 
 
-def test_a_file_that_never_ends_is_left_at_its_bound(tmp_path, monkeypatch):
+def test_image_file_above_size_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "MOST_BYTES", 1 << 20)
     with (tmp_path / "a.png").open("wb") as file:
         file.truncate(1 << 40)
@@ -80,14 +80,14 @@ def test_a_file_that_never_ends_is_left_at_its_bound(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("use", [load_image, image_url, read_header])
-def test_what_is_no_regular_file_is_no_image(tmp_path, use):
+def test_fifo_device_or_folder_is_refused_as_image(tmp_path, use):
     os.mkfifo(tmp_path / "a.png")
     for path in (tmp_path / "a.png", Path("/dev/zero"), tmp_path):
         with pytest.raises(ImageError, match="Not a regular file"):
             use(str(path))
 
 
-def test_a_long_data_url_is_named_by_its_beginning():
+def test_error_shortens_long_data_url():
     with pytest.raises(ImageError) as caught:
         load_image("data:image/png;base64," + "A" * 100_000)
     assert len(str(caught.value)) < 250

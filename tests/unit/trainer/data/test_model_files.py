@@ -100,7 +100,7 @@ def fetch(tmp_path):
     return run
 
 
-def test_a_model_is_fetched_once_and_found_again_without_a_hub(fetch, hub):
+def test_model_is_downloaded_once_and_then_found_offline(fetch, hub):
     endpoint, asked = hub
     first = fetch(NAME, endpoint)
     assert first.returncode == 0, first.stderr
@@ -114,7 +114,7 @@ def test_a_model_is_fetched_once_and_found_again_without_a_hub(fetch, hub):
     assert later.stdout == first.stdout, later.stderr
 
 
-def test_half_a_model_in_the_cache_is_none(fetch, hub):
+def test_incomplete_cached_model_is_refused_offline(fetch, hub):
     endpoint, _ = hub
     folder = Path(fetch(NAME, endpoint).stdout.strip())
     (folder / "model.safetensors").unlink()
@@ -125,13 +125,13 @@ def test_half_a_model_in_the_cache_is_none(fetch, hub):
 
 
 @pytest.mark.parametrize("name", ["someone/other", "nobody/nothing"])
-def test_what_no_hub_has_is_refused_with_the_way_out(fetch, hub, name):
+def test_unknown_model_name_is_refused_with_advice(fetch, hub, name):
     refused = fetch(name, hub[0])
     assert refused.returncode == 1
     assert "no model on a hub that can be reached" in refused.stderr
     assert "HF_HOME" in refused.stderr
 
 
-def test_a_path_is_taken_as_it_is(fetch):
+def test_model_path_is_used_unchanged(fetch):
     assert fetch(str(TINY), NOWHERE).stdout.strip() == str(TINY)
     assert fetch("/models/not/there", NOWHERE).stdout.strip() == "/models/not/there"

@@ -92,7 +92,9 @@ def config(bad, tmp_path, image_paths):
 
 
 @pytest.mark.parametrize("start", [main.learn, lambda config: main.check(config, world_size=1)], ids=["learn", "check"])
-def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token, termination_log, trace, start):
+def test_learner_refuses_untrusted_model_and_names_key_that_allows_it(
+    bad, config, token, termination_log, trace, start
+):
     folder, way_out = bad
     assert start(config) == EXIT_CONFIG
     message = json.loads(termination_log.read_text())["message"]
@@ -101,20 +103,20 @@ def test_the_learner_refuses_it_with_the_key_that_asks_for_it(bad, config, token
     assert not trace.exists()
 
 
-def test_a_server_refuses_it(bad, config, token, trace):
+def test_server_refuses_untrusted_model(bad, config, token, trace):
     with pytest.raises(ConfigError, match=bad[1]):
         serve(config, 0, engine="stub")
     assert not trace.exists()
 
 
-def test_validate_refuses_it(bad, tmp_path, image_paths, capsys, trace):
+def test_validate_refuses_untrusted_model(bad, tmp_path, image_paths, capsys, trace):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(document(bad[0], tmp_path, image_paths[0])))
     assert validate_files([tmp_path / "config.yaml"]) == EXIT_CONFIG
     assert bad[1] in " ".join(capsys.readouterr().err.split())
     assert not trace.exists()
 
 
-def test_doctor_finds_it(bad, config, trace):
+def test_doctor_reports_untrusted_model(bad, config, trace):
     machine = Machine((), shared_memory=8 * GIB, memory=64 * GIB, driver="")
     (found,) = [one for one in Examination(config, machine).findings() if one.what == "model"]
     assert found.verdict == "missing"
@@ -122,13 +124,13 @@ def test_doctor_finds_it(bad, config, trace):
     assert not trace.exists()
 
 
-def test_prepare_refuses_it(bad, tmp_path, trace):
+def test_prepare_refuses_untrusted_model(bad, tmp_path, trace):
     with pytest.raises(ConfigError, match=r"^MODEL: .*(safetensors|without it)"):
         prepare(str(bad[0]), tmp_path / "prepared")
     assert not trace.exists()
 
 
-def test_a_key_asks_for_pickled_weights_and_tensors_alone_are_taken_of_them(pickled, tmp_path, image_paths, trace):
+def test_allowed_pickled_weights_load_tensors_only(pickled, tmp_path, image_paths, trace):
     allowed = document(pickled, tmp_path, image_paths[0], allow_pickled_weights=True)
     folder = with_local_model(parse_run_config(allowed)).model.model
     loaded = load_model(folder, dtype=None, attn_implementation="sdpa", pickled=True)
@@ -141,7 +143,7 @@ def test_a_key_asks_for_pickled_weights_and_tensors_alone_are_taken_of_them(pick
     assert not trace.exists()
 
 
-def test_a_key_asks_for_code(code, tmp_path, image_paths):
+def test_allow_remote_code_key_accepts_model_with_code(code, tmp_path, image_paths):
     allowed = document(code, tmp_path, image_paths[0], allow_remote_code=True)
     assert with_local_model(parse_run_config(allowed)).model.model == str(code)
 
@@ -155,7 +157,7 @@ def test_a_key_asks_for_code(code, tmp_path, image_paths):
         ("config.json", ("text_config",)),
     ],
 )
-def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, image_paths, trace, name, within):
+def test_model_code_is_found_in_every_config_file(model_path, tmp_path, image_paths, trace, name, within):
     folder = tmp_path / "code"
     shutil.copytree(model_path, folder)
     with_code(folder, trace, name, within)
@@ -163,7 +165,7 @@ def test_code_is_found_in_every_file_that_a_loader_asks(model_path, tmp_path, im
         with_local_model(parse_run_config(document(folder, tmp_path, image_paths[0])))
 
 
-def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, trace):
+def test_loading_model_with_code_fails_without_terminal_prompt(code, trace):
     """Without a setting, transformers asks and waits 15 s."""
     script = "import sys; from stage2_trainer.process.policy import load_model; "
     script += "load_model(sys.argv[1], dtype=None, attn_implementation=None)"
@@ -176,7 +178,7 @@ def test_nobody_is_asked_at_a_terminal_whether_code_may_run(code, trace):
     assert not trace.exists()
 
 
-def test_safetensors_beside_a_pickle_are_taken(pickled, model_path, tmp_path, image_paths):
+def test_safetensors_are_preferred_over_pickled_weights(pickled, model_path, tmp_path, image_paths):
     shutil.copy(model_path / "model.safetensors", pickled)
     torch.save({"lm_head.weight": Command(tmp_path / "made")}, pickled / "pytorch_model.bin")
     folder = with_local_model(parse_run_config(document(pickled, tmp_path, image_paths[0]))).model.model

@@ -50,7 +50,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_known_order_is_recognised(name):
+def test_known_object_order_is_recognised(name):
     draw = random.Random(1)
     scenes = [ORDERS[name](scattered(draw)) for _ in range(20)]
     order = order_of(scenes)
@@ -58,7 +58,7 @@ def test_a_known_order_is_recognised(name):
     assert str(order).startswith(f"{name} (100% of neighbours; ")
 
 
-def test_objects_without_an_order_are_to_be_sorted():
+def test_unordered_objects_get_advice_to_sort():
     draw = random.Random(1)
     order = order_of(scattered(draw) for _ in range(20))
     assert order.is_missing
@@ -71,7 +71,7 @@ def test_too_few_objects_have_no_order_and_no_advice():
     assert (str(order), order.best, order.advice) == ("too few objects to tell", None, None)
 
 
-def test_shelves_sorted_by_exact_tops_are_named_and_to_be_sorted_again():
+def test_objects_sorted_by_exact_tops_get_advice_to_sort_in_rows():
     draw = random.Random(1)
     scenes = [shelves(draw) for _ in range(40)]
     old, new = order_of(map(by_tops, scenes)), order_of(map(by_rows, scenes))
@@ -85,7 +85,7 @@ def test_shelves_sorted_by_exact_tops_are_named_and_to_be_sorted_again():
     )
 
 
-def test_a_file_that_is_in_rows_and_sorted_by_tops_at_once_is_in_rows():
+def test_order_matching_both_rows_and_tops_is_reported_as_rows():
     grid = [
         box(200 * column, 300 * row, 200 * column + 150, 300 * row + 200) for row in range(3) for column in range(5)
     ]
@@ -93,7 +93,7 @@ def test_a_file_that_is_in_rows_and_sorted_by_tops_at_once_is_in_rows():
     assert (order.best, order.advice) == ((ROWS, 1.0), None)
 
 
-def test_exact_tops_that_differ_clearly_need_no_advice():
+def test_clearly_different_tops_give_no_advice():
     column = [box(100, 100 * row, 200, 100 * row + 90) for row in range(9)]
     staggered = [box(500 - 50 * step, 30 * step, 600, 30 * step + 100) for step in range(9)]
     order = order_of([column] * 3 + [staggered] * 5)

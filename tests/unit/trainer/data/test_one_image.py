@@ -18,7 +18,7 @@ def decoded_by_vllm(url):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_sent_is_what_the_learner_reads(tmp_path, name):
+def test_sent_image_decodes_in_vllm_to_pixels_of_learner(tmp_path, name):
     image, options = FILES[name]
     image.save(tmp_path / name, **options)
     path = str(tmp_path / name)
@@ -31,13 +31,13 @@ def test_what_is_sent_is_what_the_learner_reads(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["plain.png", "plain.jpg", "grey.png", "plain.webp"])
-def test_a_plain_file_travels_as_it_is(tmp_path, name):
+def test_plain_image_file_is_sent_unchanged(tmp_path, name):
     image, options = FILES[name]
     image.save(tmp_path / name, **options)
     assert base64.b64decode(image_url(str(tmp_path / name)).partition(",")[2]) == (tmp_path / name).read_bytes()
 
 
-def test_the_rules_of_what_is_shown(tmp_path):
+def test_orientation_transparency_and_depth_are_applied_on_loading(tmp_path):
     image, options = turned(6)
     image.save(tmp_path / "turned.png", **options)
     assert load_image(str(tmp_path / "turned.png")).size == SIDES[::-1]
@@ -50,7 +50,7 @@ def test_the_rules_of_what_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
-def test_transparency_that_hides_all_is_ignored(tmp_path, mode):
+def test_fully_transparent_alpha_channel_is_ignored(tmp_path, mode):
     colours = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
     image = Image.fromarray(colours).convert({"P": "L"}.get(mode, mode))
     if mode == "P":
@@ -64,7 +64,7 @@ def test_transparency_that_hides_all_is_ignored(tmp_path, mode):
     assert np.array_equal(np.asarray(sent)[..., 0], colours)
 
 
-def test_an_orientation_that_stands_behind_the_pixels_is_seen(tmp_path):
+def test_exif_orientation_after_pixels_is_applied(tmp_path):
     """PNG allows it, and some programs write it there."""
     image, options = turned(6)
     buffer = io.BytesIO()

@@ -77,7 +77,7 @@ def boxes(*corners):
     }
 
 
-def test_the_order_of_the_objects_is_measured(look):
+def test_object_order_is_measured(look):
     draw = random.Random(1)
     records = [boxes(*sorted((draw.randrange(900), draw.randrange(900)) for _ in range(10))) for _ in range(10)]
     assert look(*records[:5]).order.best is None, "too few neighbours"
@@ -95,7 +95,7 @@ def test_the_order_of_the_objects_is_measured(look):
         (GTObject("a", "poly", (0, 0, 32, 0, 32, 64)), "small"),
     ],
 )
-def test_sizes_are_cocos_by_the_area_in_pixels(look, one, size):
+def test_object_sizes_follow_coco_pixel_areas(look, one, size):
     """The image is 1,000 by 500 pixels: 32 by 64 bins are 32 by 32 pixels."""
     key = "bbox_2d" if one.kind == "bbox" else "poly"
     assert look({"objects": [{"desc": "a", key: list(one.bins)}]}).sizes == {size: 1}
@@ -105,7 +105,7 @@ TOKENS = [f"<|coord_{k}|>" for k in (1, 2, 300, 400)]
 PAIRS = [[f"<|coord_{k}|>", f"<|coord_{k}|>"] for k in (1, 2, 300)]
 
 
-def test_the_form_of_coordinates_is_counted(look):
+def test_coordinate_forms_are_counted(look):
     found = look(
         {},
         {"units": "pixels", "objects": [{"desc": "a", "bbox_2d": [1, 2, 1000, 400]}]},
@@ -117,7 +117,7 @@ def test_the_form_of_coordinates_is_counted(look):
     assert look({"units": None}, rules=RecordRules(units="pixels")).written == {"pixels": 1}
 
 
-def test_lines_that_are_no_records_are_counted_and_the_first_reported(look):
+def test_broken_lines_are_counted_and_first_twenty_reported(look):
     found = look({}, "{", *[{"units": None}] * 30)
     assert (found.records, found.broken, len(found.problems)) == (1, 31, 20)
     assert "x.jsonl:2" in str(found.problems[0])
@@ -136,7 +136,7 @@ SUSPICIOUS = {
 
 
 @pytest.mark.parametrize("reason", SUSPICIOUS)
-def test_what_looks_wrong_is_named_by_its_line(look, tmp_path, reason):
+def test_suspicious_record_is_reported_with_its_line(look, tmp_path, reason):
     (tmp_path / "broken.png").write_bytes(b"no image")
     found = look({}, SUSPICIOUS[reason] | {"sample_id": "odd"}, {})
     assert found.suspicions.counts == {reason: 1}
@@ -144,7 +144,7 @@ def test_what_looks_wrong_is_named_by_its_line(look, tmp_path, reason):
     assert place.startswith("line 2, odd")
 
 
-def test_an_image_is_the_same_by_its_bytes_and_not_by_its_beginning(look, tmp_path):
+def test_images_are_duplicates_only_if_all_bytes_match(look, tmp_path):
     picture(tmp_path / "copy.bmp", (1000, 500))
     shutil.copy(tmp_path / "copy.bmp", tmp_path / "again.bmp")
     other = bytearray((tmp_path / "copy.bmp").read_bytes())
@@ -164,7 +164,7 @@ def test_missing_image_of_several_records_is_counted_once(look):
     ]
 
 
-def test_several_images_of_one_record_are_no_repetition(look, tmp_path):
+def test_same_image_twice_in_one_record_is_not_suspicious(look, tmp_path):
     dotted((9, 9, 9)).save(tmp_path / "a.png")
     assert look({"images": ["a.png", "a.png"]}).suspicions.counts == {}
 
@@ -185,32 +185,32 @@ ODD_PIXELS = {
 
 
 @pytest.mark.parametrize("name", ODD_PIXELS)
-def test_images_of_one_colour_and_hidden_ones_are_counted(look, tmp_path, name):
+def test_single_colour_and_fully_transparent_images_are_counted(look, tmp_path, name):
     image, options, counts = ODD_PIXELS[name]
     image.save(tmp_path / name, **options)
     found = look({"images": [name]}, {"images": ["data:image/png;base64," + BLANK]})
     assert found.suspicions.counts == {**counts, ONE_COLOUR: counts.get(ONE_COLOUR, 0) + 1}
 
 
-def test_a_truncated_image_is_not_odd(look, tmp_path):
+def test_truncated_image_is_not_suspicious(look, tmp_path):
     Image.new("RGB", (1000, 500)).save(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:600])
     assert look({"images": ["a.png"]}).suspicions.counts == {}
 
 
-def test_descriptions_that_differ_in_case_or_spaces_only_stand_together(look):
+def test_descriptions_that_differ_only_in_case_or_spaces_are_grouped(look):
     names = ["cat", "Cat", "cat", " cat", "dog", "traffic light", "traffic  light"]
     found = look({"objects": [BOX | {"desc": name, "bbox_2d": [0, 0, 9, 9 + i]} for i, name in enumerate(names)]})
     assert found.alike == [["cat", "Cat", " cat"], ["traffic light", "traffic  light"]]
 
 
-def test_descriptions_without_end_do_not_fill_the_memory(look, monkeypatch):
+def test_number_of_counted_classes_is_bounded(look, monkeypatch):
     monkeypatch.setattr(module, "MOST_CLASSES", 2)
     found = look({"objects": [BOX | {"desc": name, "bbox_2d": [0, 0, 9, 9 + i]} for i, name in enumerate("abcab")]})
     assert (found.classes, found.further_classes) == ({"a": 2, "b": 2}, 1)
 
 
-def test_answers_are_measured_in_batches_and_the_longest_named(look, monkeypatch):
+def test_answer_lengths_are_measured_in_batches_and_longest_reported(look, monkeypatch):
     monkeypatch.setattr(module, "BATCH", 2)
     asked = []
 
@@ -225,7 +225,7 @@ def test_answers_are_measured_in_batches_and_the_longest_named(look, monkeypatch
 
 
 @pytest.mark.parametrize(("share", "length"), [(0.5, 5), (0.9, 9), (0.99, 10), (1.0, 10)])
-def test_quantiles_are_lengths_that_such_a_share_does_not_exceed(share, length):
+def test_length_quantile_is_not_exceeded_by_given_share(share, length):
     lengths = Lengths()
     for number in range(1, 11):
         lengths.add(number, "x")
@@ -233,7 +233,7 @@ def test_quantiles_are_lengths_that_such_a_share_does_not_exceed(share, length):
     assert Lengths().quantile(share) == 0
 
 
-def test_some_records_that_can_be_shown_are_kept_in_their_order(look):
+def test_sample_of_shown_records_keeps_file_order(look):
     found = look({"objects": []}, {"images": ["lost.png"]}, *[{}] * 40)
     assert len(found.shown) == module.SHOWN
     indices = [record.index for record in found.shown]
@@ -258,18 +258,18 @@ def write(tmp_path):
     return write_records
 
 
-def test_records_and_objects_are_counted(write):
+def test_survey_counts_records_and_objects(write):
     found = survey(write({}, {"objects": []}, {}), AS_DECLARED)
     assert (found.records, found.objects, found.problems, found.whole) == (3, {"bbox": 2, "poly": 4}, [], True)
 
 
-def test_every_broken_line_is_reported_however_many(write):
+def test_survey_reports_every_broken_line(write):
     found = survey(write({}, *[{"width": 0}] * 50), AS_DECLARED)
     assert found.records == 1
     assert [problem.path.rpartition(":")[2] for problem in found.problems] == [f"{k} width" for k in range(2, 52)]
 
 
-def test_missing_images_are_counted_once_each_and_the_first_few_named(write, tmp_path):
+def test_survey_counts_each_missing_image_once_and_names_first_five(write, tmp_path):
     found = survey(write({}, *[{"images": [f"{k // 2}.png"]} for k in range(20)]), AS_DECLARED)
     (problem,) = found.problems
     assert found.records == 21
@@ -278,7 +278,7 @@ def test_missing_images_are_counted_once_each_and_the_first_few_named(write, tmp
     assert problem.way_out.endswith("folder"), "no file is like it"
 
 
-def test_missing_image_is_named_with_the_nearest_file(write, look, tmp_path):
+def test_missing_image_is_reported_with_most_similar_file(write, look, tmp_path):
     found = survey(write({"images": ["A.png"]}, {"images": ["gone\\\\a.png"]}), AS_DECLARED)
     nearest = f"; there is {tmp_path}/a.png: its name differs in upper and lower case"
     assert found.problems[0].way_out.endswith(nearest)
@@ -288,7 +288,7 @@ def test_missing_image_is_named_with_the_nearest_file(write, look, tmp_path):
     assert second.endswith(f"there is {tmp_path}/a.png: it is in another folder")
 
 
-def test_survey_reports_images_that_cannot_be_read_with_their_way_out(write, tmp_path):
+def test_survey_reports_unreadable_images_with_advice(write, tmp_path):
     (tmp_path / "b.png").write_bytes(b"<html>Not found</html>")
     Image.new("F", (10, 10), 0.5).save(tmp_path / "c.tif")
     found = survey(write({}, {"images": ["b.png"]}, {"images": ["c.tif"]}), AS_DECLARED)
@@ -298,20 +298,20 @@ def test_survey_reports_images_that_cannot_be_read_with_their_way_out(write, tmp
     assert found.problems[1].way_out == SCALE
 
 
-def test_a_limit_reads_no_further_and_reports_it(write):
+def test_survey_with_limit_stops_reading_and_reports_it(write):
     path = write({}, {}, {"width": 0})
     assert (survey(path, AS_DECLARED, 2).problems, survey(path, AS_DECLARED, 2).whole) == ([], False)
     assert survey(path, AS_DECLARED, 3).whole
     assert len(survey(path, AS_DECLARED, 3).problems) == 1
 
 
-def test_each_line_is_passed_on_as_it_is_read(write):
+def test_survey_passes_each_line_to_callback(write):
     path, seen = write({}, {"width": 0}), []
     survey(path, AS_DECLARED, on_line=seen.append)
     assert sum(len(line.text) for line in seen) == path.stat().st_size
 
 
-def test_a_survey_reports_a_file_without_records_and_one_that_cannot_be_read(write, tmp_path):
+def test_survey_reports_empty_file_and_unreadable_file(write, tmp_path):
     assert "at least one record" in survey(write(), AS_DECLARED).problems[0].rule
     with pytest.raises(ConfigError, match="no such file"):
         survey(tmp_path, AS_DECLARED)

@@ -114,14 +114,14 @@ def test_objects_are_read_in_rows(boxes, expected):
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_rows_are_those_of_the_rule_said_plainly(seed):
+def test_row_order_equals_plain_reference_implementation(seed):
     draw = random.Random(seed)
     boxes = [*dict.fromkeys(random_boxes(draw, draw.randint(0, 40)))]
     assert read(boxes) == plain_rows(boxes)
     assert read(draw.sample(boxes, len(boxes))) == plain_rows(boxes)
 
 
-def test_objects_in_one_place_are_ordered_by_what_distinguishes_them():
+def test_objects_with_equal_boxes_are_ordered_by_tie_breaker():
     place = (3, 3, 9, 9)
     pairs = [(place, "b"), (place, "a"), ((0, 3, 2, 9), "c")]
     for given in (pairs, pairs[::-1]):
@@ -129,7 +129,7 @@ def test_objects_in_one_place_are_ordered_by_what_distinguishes_them():
         assert [name for _, name in found] == ["c", "a", "b"]
 
 
-def test_the_bounds_of_a_polygon_hold_all_of_its_points():
+def test_polygon_bounds_contain_all_points():
     assert Bounds.from_bins((5, 40, 90, 7, 60, 80)) == (5, 7, 90, 80)
 
 

@@ -57,7 +57,7 @@ READERS = {
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("case", OTHERS)
-def test_file_of_another_tool_is_named_once_by_its_form(tmp_path, case, reader):
+def test_file_of_another_tool_is_reported_once_with_its_format(tmp_path, case, reader):
     record, form = OTHERS[case]
     with pytest.raises(ConfigError) as refused:
         READERS[reader](written(tmp_path, *[record] * 30))
@@ -79,7 +79,7 @@ def test_file_of_another_tool_is_named_once_by_its_form(tmp_path, case, reader):
         ("[\n {}\n]", "opens one of several lines", record_forms.AS_COCO),
     ],
 )
-def test_document_that_is_no_list_of_lines_is_named_once(tmp_path, line, rule, way_out):
+def test_file_that_is_not_json_lines_is_reported_once(tmp_path, line, rule, way_out):
     with pytest.raises(ConfigError) as refused:
         load_records(written(tmp_path, line))
     (problem,) = refused.value.problems
@@ -90,27 +90,27 @@ def test_document_that_is_no_list_of_lines_is_named_once(tmp_path, line, rule, w
 @pytest.mark.parametrize(
     "further", [{"messages": []}, {"conversations": []}, {"text": "x", "sample_id": "7"}, {"event": 1}]
 )
-def test_record_of_ours_may_have_keys_of_other_tools(tmp_path, further):
+def test_stage2_record_may_have_keys_of_other_tools(tmp_path, further):
     assert len(load_records(written(tmp_path, OURS | further))) == 1
 
 
-def test_line_of_another_tool_among_others_is_one_broken_line(tmp_path):
+def test_line_in_format_of_another_tool_counts_as_one_broken_line(tmp_path):
     found = survey(written(tmp_path, OURS, OTHERS["Qwen"][0], OURS, OTHERS["ms-swift"][0]), AS_DECLARED)
     assert (found.records, [problem.path[-2:] for problem in found.problems]) == (2, [":2", ":4"])
 
 
-def test_run_that_reads_no_objects_may_read_chat_messages(tmp_path):
+def test_run_without_objects_accepts_chat_messages(tmp_path):
     path = written(tmp_path, {"images": ["a.png"], "messages": MESSAGES, "summary": "x"})
     assert load_records(path, rules=RecordRules(reads_objects=False))[0].summary == "x"
 
 
 @pytest.mark.parametrize("key", ["width", "height"])
-def test_record_of_ours_without_a_key_is_told_of_that_key(tmp_path, key):
+def test_stage2_record_without_size_key_is_refused_with_that_key(tmp_path, key):
     with pytest.raises(ConfigError, match=rf"{key}: is required, as a positive integer"):
         load_records(written(tmp_path, {name: value for name, value in OURS.items() if name != key}))
 
 
-def test_file_may_begin_with_a_byte_order_mark(tmp_path):
+def test_data_file_may_begin_with_byte_order_mark(tmp_path):
     assert len(load_records(written(tmp_path, "\ufeff" + json.dumps(OURS), OURS))) == 2
     assert profile(tmp_path / "x.jsonl", RecordRules(), lambda texts: [1 for _ in texts]).records == 2
 
@@ -125,7 +125,7 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("case", OBJECTS)
-def test_object_in_another_tools_words_is_told_what_to_write(tmp_path, case):
+def test_object_with_keys_of_another_tool_gets_advice(tmp_path, case):
     value, way_out = OBJECTS[case]
     with pytest.raises(ConfigError) as refused:
         load_records(written(tmp_path, OURS | {"units": "bins", "objects": [value]}))
@@ -134,6 +134,6 @@ def test_object_in_another_tools_words_is_told_what_to_write(tmp_path, case):
 
 
 @pytest.mark.parametrize("units", ["bins", "pixels"])
-def test_whole_numbers_of_one_pixel_are_no_shares(tmp_path, units):
+def test_box_of_one_pixel_is_not_taken_for_fractions(tmp_path, units):
     record = OURS | {"units": units, "objects": [{"desc": "dot", "bbox_2d": [0, 0, 1, 1]}]}
     assert len(load_records(written(tmp_path, record))) == 1

@@ -34,19 +34,19 @@ def with_object(**changes):
     return record(objects=[{key: value for key, value in (BOX | changes).items() if value is not None}])
 
 
-def test_pixels_become_bins_of_a_thousandth_of_the_image(write):
+def test_pixel_coordinates_become_bins_of_thousandths(write):
     (loaded,) = load_records(write(record()))
     assert loaded.objects == (GTObject("red box", "bbox", (100, 400, 500, 800)),)
     assert loaded.ground_truth.objects == loaded.objects
 
 
-def test_coord_tokens_are_taken_as_they_are(write):
+def test_coord_tokens_are_read_as_bins(write):
     tokens = [f"<|coord_{k}|>" for k in (1, 2, 3, 999)]
     (loaded,) = load_records(write(with_object(bbox_2d=tokens) | {"units": None}))
     assert loaded.objects[0].bins == (1, 2, 3, 999)
 
 
-def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
+def test_plain_numbers_are_bins_when_units_are_bins(write):
     line = with_object(bbox_2d=[1, 2, 600, 999])
     (loaded,) = load_records(write(line | {"units": None}), rules=RecordRules(units="bins"))
     assert [loaded] == load_records(write(line | {"units": "bins"}))
@@ -61,32 +61,32 @@ def test_plain_numbers_are_bins_where_the_file_is_already_normalised(write):
         (record(units="bins", objects=[BOX | {"bbox_2d": [0, 0, 500, 1000]}]), r"1000; .*1000 becomes 999.*pixels"),
     ],
 )
-def test_key_of_another_tool_is_named_with_what_to_write(write, line, words):
+def test_key_of_another_tool_is_reported_with_advice(write, line, words):
     with pytest.raises(ConfigError, match=words):
         load_records(write(line))
 
 
-def test_a_record_may_have_the_keys_of_another_tool_besides(write):
+def test_record_may_have_additional_keys_of_another_tool(write):
     assert load_records(write(record(messages=[], conversations=[])))
 
 
 @pytest.mark.parametrize("poly", [[0, 0, 100, 0, 50, 50], [[0, 0], [100, 0], [50, 50]]])
-def test_a_poly_may_be_flat_or_paired(write, poly):
+def test_polygon_may_be_flat_or_paired(write, poly):
     (loaded,) = load_records(write(with_object(bbox_2d=None, poly=poly, poly_points=3)))
     assert loaded.objects[0].bins == (0, 0, 999, 0, 500, 999)
 
 
-def test_images_are_found_beside_the_file_and_data_urls_kept(write, tmp_path):
+def test_image_paths_are_relative_to_data_file_and_data_urls_kept(write, tmp_path):
     (loaded,) = load_records(write(record(images=["a.png", "data:image/png;base64,AAAA"])))
     assert loaded.images == (str(tmp_path / "a.png"), "data:image/png;base64,AAAA")
 
 
-def test_an_image_without_objects_is_a_record(write):
+def test_record_without_objects_is_accepted(write):
     (loaded,) = load_records(write(record(objects=[])))
     assert loaded.objects == ()
 
 
-def test_a_limit_reads_no_further(write):
+def test_limit_stops_reading(write):
     assert len(load_records(write(record(), record(), "not json"), limit=2)) == 2
 
 
@@ -137,7 +137,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("line", "expected"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_named_with_file_line_and_field(write, line, expected):
+def test_mistake_is_reported_with_file_line_and_field(write, line, expected):
     with pytest.raises(ConfigError) as error:
         load_records(write(record(), line))
     (problem,) = error.value.problems
@@ -209,7 +209,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-def test_a_line_that_nobody_writes_by_mistake_is_refused_in_a_sentence(write, text):
+def test_hostile_line_is_refused_with_short_error(write, text):
     path = write(record())
     path.write_bytes(path.read_bytes() + text + b"\n")
     with pytest.raises(ConfigError) as refused:
@@ -228,32 +228,32 @@ def test_all_mistakes_are_reported_at_once(write):
     assert len(error.value.problems) == 2
 
 
-def test_a_missing_or_empty_file_is_named(tmp_path, write):
+def test_missing_or_empty_data_file_is_refused(tmp_path, write):
     with pytest.raises(ConfigError, match=r"lost\.jsonl"):
         load_records(tmp_path / "lost.jsonl")
     with pytest.raises(ConfigError, match="at least one record"):
         load_records(write(""))
 
 
-def test_the_fingerprint_is_the_hash_of_the_file_and_the_count_in_use(write):
+def test_fingerprint_holds_file_hash_and_number_of_records_in_use(write):
     path = write(record(), record())
     found = fingerprint(path, load_records(path, limit=1))
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     assert found.records == 1
 
 
-def test_of_many_broken_lines_the_first_twenty_are_named(write):
+def test_first_twenty_broken_lines_are_reported(write):
     with pytest.raises(ConfigError) as caught:
         load_records(write(*["{]"] * 25))
     assert len(caught.value.problems) == 20
 
 
-def test_one_record_is_read_as_among_all(write):
+def test_single_record_is_read_as_with_all_records(write):
     path = write(record(), "", record(objects=[]), record(width=200))
     assert [load_record(path, i) for i in range(3)] == load_records(path)
 
 
-def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missing(write):
+def test_single_record_can_be_read_despite_broken_lines_and_missing_image(write):
     path = write("{]", record(images=["b.png"]))
     assert load_record(path, 1, rules=RecordRules(images_exist=False)).images == (str(path.parent / "b.png"),)
     with pytest.raises(ConfigError, match=r"train\.jsonl:2 images\[0\].*no such file"):
@@ -263,7 +263,7 @@ def test_one_record_may_be_read_though_others_are_broken_and_its_image_is_missin
 
 
 @pytest.mark.parametrize("position", [-1, 1])
-def test_a_position_outside_the_file_is_reported_by_its_option(write, position):
+def test_record_position_outside_file_is_refused_with_option_name(write, position):
     with pytest.raises(ConfigError, match=rf"--line: {position}; must lie in 0..0: .* has 1 records"):
         load_record(write(record(), record()), position, limit=1, named="--line")
 
@@ -271,14 +271,14 @@ def test_a_position_outside_the_file_is_reported_by_its_option(write, position):
 @pytest.mark.parametrize(
     "changes", [{"sample_id": "\ud800"}, {"metadata": {"a": ["\udfff"]}}, {"images": ["\ud800.png"]}]
 )
-def test_half_a_surrogate_pair_is_named_since_no_file_or_terminal_takes_it(write, changes):
+def test_lone_surrogate_in_record_is_refused(write, changes):
     with pytest.raises(ConfigError, match=r"train\.jsonl:1: .*; must be text, and has half of a surrogate pair"):
         load_records(write(record(**changes)))
     (whole,) = load_records(write(record(sample_id="\U0001f600")))  # in JSON two halves
     assert whole.sample_id == "\U0001f600"
 
 
-def test_a_line_that_is_no_utf8_is_named(write):
+def test_line_with_invalid_utf8_is_refused(write):
     path = write(record())
     path.write_bytes(path.read_bytes() + b'{"images": ["\xff"]}\n')
     with pytest.raises(ConfigError, match=r"train\.jsonl:2.*must be UTF-8"):

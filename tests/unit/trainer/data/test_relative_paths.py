@@ -18,20 +18,20 @@ def linked(tmp_path):
     return tmp_path / "out"
 
 
-def test_from_a_folder_that_is_a_link(tmp_path, linked):
+def test_relative_path_from_symlinked_folder_leads_to_image(tmp_path, linked):
     found = import_yolo(tmp_path, yolo(tmp_path / "set", {"a.jpg": "0 .5 .5 .5 .5"}))
     (record,) = load_records(found.output)
     assert record.images == (str(tmp_path / "set" / "images" / "train" / "a.jpg"),)
     assert os.path.samefile(linked / relative_path(Path(record.images[0]), linked), record.images[0])
 
 
-def test_through_the_parent_of_a_link(tmp_path, linked):
+def test_image_is_found_through_parent_of_symlinked_folder(tmp_path, linked):
     yolo(tmp_path / "real" / "set", {"a.jpg": "0 .5 .5 .5 .5"})
     found = import_yolo(tmp_path / "else", linked / ".." / "set" / "data.yaml")
     assert load_records(found.output)[0].images == (str(tmp_path / "real" / "set" / "images" / "train" / "a.jpg"),)
 
 
-def test_links_that_lead_there_keep_their_names(tmp_path):
+def test_relative_path_keeps_names_of_symlinks(tmp_path):
     """A folder of links goes to another machine with the data file."""
     kept = picture(tmp_path / "elsewhere" / "a.jpg")
     (tmp_path / "data").mkdir()

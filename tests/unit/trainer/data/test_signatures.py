@@ -43,7 +43,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_file_is_named_by_what_it_is(tmp_path, case):
+def test_non_image_file_is_refused_with_its_detected_type(tmp_path, case):
     content, fault, way_out = CASES[case]
     assert contents_of(content[:LONGEST]).name == fault
     (tmp_path / "a.jpg").write_bytes(content)
@@ -54,7 +54,7 @@ def test_file_is_named_by_what_it_is(tmp_path, case):
         assert fault in str(refused.value)
 
 
-def test_damaged_image_keeps_the_decoders_words(tmp_path):
+def test_damaged_image_error_keeps_decoder_message(tmp_path):
     (tmp_path / "a.jpg").write_bytes(saved("JPEG")[:-30])
     with pytest.raises(ImageError, match=r"it is a damaged JPEG file: (?i:.*truncated)") as refused:
         load_image(str(tmp_path / "a.jpg"))

@@ -88,7 +88,7 @@ def learner_bytes(model, *, rows, checkpointing, autocast):
         pytest.param(CASES["DoRA and vision tower"], 2, False, torch.float32, id="all in float32"),
     ],
 )
-def test_the_doctor_counts_what_the_learner_takes(options, rows, checkpointing, dtype, monkeypatch):
+def test_estimated_activation_memory_matches_learner_within_tenth(options, rows, checkpointing, dtype, monkeypatch):
     monkeypatch.setattr(activations, "IMAGE_SHARE", IMAGE_TOKENS / ROW)
     autocast = dtype if dtype is torch.bfloat16 else None
     how = {"rows": rows, "checkpointing": checkpointing, "autocast": autocast}
@@ -96,7 +96,7 @@ def test_the_doctor_counts_what_the_learner_takes(options, rows, checkpointing, 
     assert counted == pytest.approx(learner_bytes(policy("cpu", dtype, **options), **how), rel=0.1)
 
 
-def test_dropout_with_dora_doubles_the_operations_of_a_layer_as_validate_says():
+def test_dropout_with_dora_doubles_flops_of_layer():
     def operations(dropout):
         with torch.device("meta"):
             layer = torch.nn.Sequential(torch.nn.Linear(4096, 4096))

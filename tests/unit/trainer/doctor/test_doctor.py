@@ -65,13 +65,13 @@ def examine(config, *, on=None, devices=None, cpu=False):
     return {finding.what: finding for finding in findings}
 
 
-def test_a_run_that_has_all_it_needs_is_good(config):
+def test_run_with_all_requirements_met_is_good(config):
     findings = examine(config(matching={"recipe": "recommended"}), devices=Devices(3, 1, 1))
     assert {finding.verdict for finding in findings.values()} == {"good"}
     assert set(findings) >= {"records", "images", "GPUs", "model", "learner memory", "server memory", "disk"}
 
 
-def test_the_runner_of_vllm_is_named(config, monkeypatch):
+def test_vllm_model_runner_version_is_reported(config, monkeypatch):
     assert "model runner V2 (docs/gpu.md" in examine(config())["vLLM"].status
     assert "model runner V1," in examine(config(), cpu=True)["vLLM"].status
     drafting = config(matching={"vllm": {"mode": "server", "server": SERVER, "speculation": "frame"}})
@@ -80,7 +80,7 @@ def test_the_runner_of_vllm_is_named(config, monkeypatch):
     assert "model runner V1," in examine(config())["vLLM"].status
 
 
-def test_a_run_without_its_gpus_lacks_them_unless_the_cpu_is_asked_for(config):
+def test_run_without_gpus_is_reported_unless_cpu_is_requested(config):
     none = machine(gpus=0)
     found = examine(config(), on=none, devices=Devices(3, 1, 1))
     assert (found["GPUs"].verdict, "--cpu" in found["GPUs"].way_out) == ("missing", True)
@@ -92,12 +92,12 @@ def test_a_run_without_its_gpus_lacks_them_unless_the_cpu_is_asked_for(config):
     assert not any("CUDA" in finding.status for finding in on_cpu.values())
 
 
-def test_a_recipe_that_runs_away_is_doubtful(config):
+def test_recipe_that_can_run_away_is_doubtful(config):
     found = examine(config(), devices=Devices(3, 1, 1))["settings"]
     assert (found.verdict, "rollout_matching.recipe" in found.status) == ("doubtful", True)
 
 
-def test_gpus_that_are_too_few_or_in_use_are_reported(config):
+def test_too_few_or_busy_gpus_are_reported(config):
     assert examine(config(), on=machine(gpus=2), devices=Devices(3, 1, 1))["GPUs"].verdict == "missing"
     busy = replace(machine(), gpus=(GPU, GPU, GPU, replace(GPU, index="7", used=9 * GIB)))
     one = examine(config(), on=busy, devices=Devices(3, 1, 1))["GPUs"]
@@ -105,7 +105,7 @@ def test_gpus_that_are_too_few_or_in_use_are_reported(config):
     assert "in use: 7" in one.status
 
 
-def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(config, tmp_path, monkeypatch):
+def test_config_and_record_problems_are_reported_with_advice(config, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     findings = examine(config(training={"report_to": ["wandb"]}, train_jsonl=str(tmp_path / "lost.jsonl")))
     assert "wandb" in findings["configuration"].status
@@ -113,38 +113,38 @@ def test_what_is_wrong_with_configuration_and_records_is_said_with_its_way_out(c
     assert findings["records"].verdict == "missing"
 
 
-def test_a_model_that_is_not_there_is_reported(config, tmp_path):
+def test_missing_model_folder_is_reported(config, tmp_path):
     found = examine(config(model={"model": str(tmp_path / "lost")}))["model"]
     assert "there is no such folder" in found.status
     assert "train stage 1 first" in found.way_out
 
 
-def test_memory_that_is_too_small_is_reported(config):
+def test_too_little_gpu_memory_is_reported(config):
     small = replace(machine(), gpus=(replace(GPU, total=2 * GIB),))
     findings = examine(config(), on=small)
     assert findings["learner memory"].verdict == "doubtful"
     assert findings["server memory"].verdict == "missing"
 
 
-def test_what_a_server_reads_to_merge_is_said(config):
+def test_server_memory_reports_bytes_read_by_server_merge(config):
     assert "a merge reads" in examine(config())["server memory"].status
     at_learner = {"vllm": {"mode": "server", "server": SERVER, "max_model_len": 1000, "sync": {"merge": "learner"}}}
     for other in (config(matching=at_learner), config(tuner={"train_type": "full"})):
         assert "a merge reads" not in examine(other)["server memory"].status
 
 
-def test_little_shared_memory_and_endless_checkpoints_are_doubtful(config):
+def test_little_shared_memory_and_unlimited_checkpoints_are_doubtful(config):
     findings = examine(config(training={"save_total_limit": None}), on=machine(shared_memory=2**26))
     assert findings["shared memory"].verdict == "doubtful"
     assert findings["disk"].verdict == "doubtful"
 
 
-def test_a_disk_that_is_too_small_is_reported(config, monkeypatch):
+def test_too_small_disk_is_reported(config, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 10))
     assert examine(config())["disk"].verdict == "missing"
 
 
-def test_the_best_checkpoint_needs_room_beside_the_newest(config, monkeypatch):
+def test_best_checkpoint_needs_disk_space_beside_newest(config, monkeypatch):
     run = config(training={"save_total_limit": 1})
     takes = footprint(run, run.model.model, row_tokens=100).checkpoint
     room = int(3.5 * takes)  # for the newest, the newest that is proved, and the one that is being written
@@ -154,7 +154,7 @@ def test_the_best_checkpoint_needs_room_beside_the_newest(config, monkeypatch):
     assert examine(evaluated)["disk"].verdict == "missing"
 
 
-def test_checkpoints_that_are_there_need_no_more_room(config, monkeypatch, tmp_path):
+def test_existing_checkpoints_count_as_available_disk_space(config, monkeypatch, tmp_path):
     run = config()
     takes = footprint(run, run.model.model, row_tokens=100).checkpoint
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(takes, 0, takes))
@@ -164,7 +164,7 @@ def test_checkpoints_that_are_there_need_no_more_room(config, monkeypatch, tmp_p
     assert examine(run)["disk"].verdict == "good", "a run that goes on replaces them"
 
 
-def test_no_more_checkpoints_are_counted_than_a_run_saves(config, monkeypatch):
+def test_disk_estimate_counts_only_checkpoints_that_run_saves(config, monkeypatch):
     short = {"save_total_limit": 20, "max_steps": 60, "save_steps": 30}
     run, bare = config(training=short), config(training=short | {"save_only_model": True})
     takes, less = (footprint(one, one.model.model, row_tokens=100).checkpoint for one in (run, bare))
@@ -173,7 +173,7 @@ def test_no_more_checkpoints_are_counted_than_a_run_saves(config, monkeypatch):
     assert less < takes
 
 
-def test_endless_checkpoints_replace_none_of_those_that_are_there(config, monkeypatch, tmp_path):
+def test_unlimited_checkpoints_do_not_replace_existing_ones(config, monkeypatch, tmp_path):
     run = config(training={"save_total_limit": None})
     (tmp_path / "out" / "checkpoint-7").mkdir(parents=True)
     (tmp_path / "out" / "checkpoint-7" / "weights").write_bytes(bytes(10**6))
@@ -190,14 +190,14 @@ COLOCATE = {"vllm": {"mode": "colocate", "max_model_len": 1000}}
     [({}, {}, True), ({"rollout_backend": "hf"}, {}, False), (COLOCATE, {}, False), ({}, SFT, False)],
     ids=["servers", "hf", "colocate", "stage 1"],
 )
-def test_only_a_run_that_pushes_needs_buckets(config, model_path, matching, custom, pushed):
+def test_only_run_that_pushes_weights_needs_push_buckets(config, model_path, matching, custom, pushed):
     run = config(matching=matching)
     run = run.model_copy(update={"custom": run.custom.model_copy(update=custom)})
     needs = footprint(run, str(model_path), row_tokens=100)
     assert bool({part.name: part.nbytes for part in needs.learner}["buckets of a push"]) == pushed
 
 
-def test_what_is_offloaded_must_fit_the_hosts_memory(config):
+def test_offloaded_tensors_must_fit_host_memory(config):
     matching = {
         "vllm": {"mode": "colocate", "max_model_len": 1000},
         "offload": {"enabled": True, "offload_model": True},
@@ -217,7 +217,7 @@ def test_what_is_offloaded_must_fit_the_hosts_memory(config):
     [({}, Devices(3, 0, 0), 3), ({}, None, 1), (COLOCATE, None, 1), ({"rollout_backend": "hf"}, None, 0)],
     ids=["a job's servers", "servers of this host", "colocated", "hf"],
 )
-def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, devices, engines):
+def test_cpu_engines_on_this_host_count_towards_host_memory(config, matching, devices, engines):
     run = config(matching=matching)
     rows = Examination(run, machine()).row_tokens
     alone = total(footprint(run, run.model.model, row_tokens=rows).learner)
@@ -232,7 +232,7 @@ def test_engines_on_the_cpu_of_this_host_take_of_its_memory(config, matching, de
 @pytest.mark.parametrize(
     "tuner", [{"train_type": "lora"}, {"train_type": "lora", "use_dora": True, "freeze_aligner": False}]
 )
-def test_the_footprint_is_that_of_the_loaded_model(config, model_path, tuner):
+def test_memory_footprint_equals_that_of_loaded_model(config, model_path, tuner):
     run = config(tuner=tuner)
     policy = load_policy(run)
     needs = footprint(run, str(model_path), row_tokens=100)
@@ -244,7 +244,7 @@ def test_the_footprint_is_that_of_the_loaded_model(config, model_path, tuner):
     assert total(needs.learner) > weights
 
 
-def test_what_is_offloaded_is_each_tensor_in_page_locked_memory_rounded_up(config, model_path):
+def test_offloaded_bytes_are_each_tensor_rounded_up_to_power_of_two(config, model_path):
     everything = {"enabled": True, "offload_model": True, "offload_optimizer": True}
     run = config(tuner={"train_type": "lora"}, matching={**COLOCATE, "offload": everything})
     policy = load_policy(run)
@@ -301,7 +301,7 @@ def test_weights_of_an_engine_in_sleep_are_the_hosts(config, model_path):
     assert kept(1)[0] == kept(1)[1]
 
 
-def test_gpus_are_those_that_cuda_shows_with_the_memory_that_others_use(monkeypatch):
+def test_detected_gpus_report_memory_used_by_other_processes(monkeypatch):
     free = {0: 79 * GIB, 1: 9 * GIB}
 
     def mem_get_info(index):
@@ -319,12 +319,12 @@ def test_gpus_are_those_that_cuda_shows_with_the_memory_that_others_use(monkeypa
     assert found.smallest_gpu == 80 * GIB
 
 
-def test_a_machine_without_gpus_has_no_smallest_one(monkeypatch):
+def test_machine_without_gpus_has_no_smallest_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert Machine.detect().smallest_gpu is None
 
 
-def test_objects_without_an_order_are_doubtful():
+def test_objects_without_consistent_order_are_doubtful():
     def records(flip):
         boxes = [GTObject("cat", "bbox", (0, 10 * row, 9, 10 * row + 9)) for row in range(60)]
         return [Record(0, "x", (), 9, 9, tuple(boxes[::-1] if flip else boxes))]
@@ -334,7 +334,7 @@ def test_objects_without_an_order_are_doubtful():
     assert (found.verdict, "none" in found.status, "stage2 import" in found.way_out) == ("doubtful", True, True)
 
 
-def test_images_are_looked_at_by_their_headers(tmp_path):
+def test_image_check_reports_record_with_broken_header(tmp_path):
     path = tmp_path / "scene.png"
     Image.new("RGB", (40, 20)).save(path)
     record = Record(0, "scene-7", (str(path),), 40, 20)
@@ -345,7 +345,7 @@ def test_images_are_looked_at_by_their_headers(tmp_path):
     assert record.sample_id in broken.status
 
 
-def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
+def test_container_memory_is_what_its_cgroup_limit_leaves(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal: 900 kB\nMemAvailable: 500 kB\n")
     assert memory_left(meminfo, tmp_path) == 500 * 1024
@@ -357,7 +357,7 @@ def test_a_container_has_the_memory_that_its_limit_leaves(tmp_path):
 
 
 @pytest.mark.parametrize("value", [None, 3, "x" * 10_000])
-def test_a_problem_is_reported_as_elsewhere_and_as_short(value):
+def test_config_error_becomes_short_finding_with_same_words(value):
     problem = Problem("a.b", value, "must be true", "write it")
     (missing,) = missing_from("data", ConfigError([problem]))
     assert (missing.what, missing.verdict) == ("data", "missing")

@@ -31,7 +31,7 @@ def mixture(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "merger trained whole", "both trained whole", "full"])
-def test_an_exported_mixture_computes_what_the_learner_computed_in_the_stock_layout(mixture, tmp_path, kind):
+def test_exported_moe_model_matches_learner_logits_in_stock_layout(mixture, tmp_path, kind):
     assert kind in KINDS
     model = trained(mixture, kind)
     opened = open_checkpoint(saved(model, mixture, tmp_path / "run"), model=str(mixture))
@@ -51,7 +51,7 @@ def test_an_exported_mixture_computes_what_the_learner_computed_in_the_stock_lay
 
 
 @pytest.mark.parametrize("tuner", [{"train_type": "full"}, {"modules_to_save": ["experts"]}])
-def test_stage_1_trains_the_experts_of_a_mixture_and_its_checkpoint_is_exported(mixture, tmp_path, image_paths, tuner):
+def test_moe_experts_trained_in_stage_1_are_exported(mixture, tmp_path, image_paths, tuner):
     data = write_box_records(tmp_path / "train.jsonl", image_paths[0])
     times = {"max_steps": 1, "learning_rate": 1e-2, "save_strategy": "steps", "save_steps": 1, "eval_strategy": "no"}
     config = run_config(
@@ -70,7 +70,7 @@ def test_stage_1_trains_the_experts_of_a_mixture_and_its_checkpoint_is_exported(
     assert not any(torch.equal(before[name].float(), after[name]) for name in experts)
 
 
-def test_an_adapter_of_a_mixture_loads_on_its_base_and_computes_the_same(mixture, tmp_path):
+def test_exported_moe_adapter_matches_learner_logits_on_base_model(mixture, tmp_path):
     model = trained(mixture, "lora")
     opened = open_checkpoint(saved(model, mixture, tmp_path / "run"), model=str(mixture))
     assert export_adapter(opened, tmp_path / "adapter").obstacle is None
@@ -81,7 +81,7 @@ def test_an_adapter_of_a_mixture_loads_on_its_base_and_computes_the_same(mixture
         export_adapter(whole, tmp_path / "other")
 
 
-def test_square_experts_are_refused_because_their_layout_is_ambiguous(tmp_path):
+def test_moe_model_with_square_experts_is_refused(tmp_path):
     """transformers and we tell the layouts by their shapes."""
     square = mixture_of(stock(tmp_path / "plain"), tmp_path / "stock", intermediate=64)
     with pytest.raises(ConfigError, match=r"experts\.gate_up_proj.* is 128 x 128"):

@@ -41,7 +41,7 @@ def exported_tensors(folder):
 
 @pytest.mark.parametrize("head", ["tied", "untied"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exported_model_computes_what_the_learner_computed(bases, tmp_path, kind, head):
+def test_exported_model_matches_learner_logits(bases, tmp_path, kind, head):
     model = trained(bases[head], kind)
     checkpoint = saved(model, bases[head], tmp_path / "run")
     opened = open_checkpoint(checkpoint, model=str(bases[head]))
@@ -55,7 +55,7 @@ def test_an_exported_model_computes_what_the_learner_computed(bases, tmp_path, k
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "full"])
-def test_the_base_models_dtype_is_kept_and_the_bytes_are_those_that_servers_are_sent(model_path, tmp_path, kind):
+def test_exported_model_keeps_base_dtype_and_equals_bytes_sent_to_servers(model_path, tmp_path, kind):
     model = trained(model_path, kind)
     opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
     export_model(opened, tmp_path / "out")
@@ -66,7 +66,7 @@ def test_the_base_models_dtype_is_kept_and_the_bytes_are_those_that_servers_are_
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def test_shards_hold_a_model_of_any_size(dora, tmp_path):
+def test_sharded_export_equals_unsharded_export(dora, tmp_path):
     opened = open_checkpoint(dora)
     export_model(opened, tmp_path / "whole")
     export_model(opened, tmp_path / "sharded", shard_bytes=SMALL_SHARD)
@@ -75,14 +75,14 @@ def test_shards_hold_a_model_of_any_size(dora, tmp_path):
     assert torch.equal(logits(load(tmp_path / "sharded")), logits(load(tmp_path / "whole")))
 
 
-def test_base_weights_take_no_memory_before_their_turn(dora):
+def test_export_streams_base_weights_without_loading_all_at_once(dora):
     opened = open_checkpoint(dora)
     model = skeleton(opened)
     assert all(is_empty(parameter) == ("lora_" not in name) for name, parameter in model.named_parameters())
     assert not any(is_empty(tensor) for _, tensor in MergedStream(opened))
 
 
-def test_numbers_that_a_dtype_cannot_hold_are_reported(model_path, tmp_path):
+def test_overflow_in_export_dtype_is_refused(model_path, tmp_path):
     model = trained(model_path, "full")
     model.model.language_model.norm.weight.data.fill_(1e6)
     opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
@@ -91,7 +91,7 @@ def test_numbers_that_a_dtype_cannot_hold_are_reported(model_path, tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["run"]
 
 
-def test_a_folder_that_holds_something_is_left_alone(dora, tmp_path):
+def test_non_empty_output_folder_is_refused(dora, tmp_path):
     (tmp_path / "mine").write_text("")
     for export in (export_model, export_adapter):
         with pytest.raises(ConfigError, match="new or an empty folder"):
@@ -99,7 +99,7 @@ def test_a_folder_that_holds_something_is_left_alone(dora, tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["mine"]
 
 
-def test_an_adapter_is_saved_as_peft_loads_it(model_path, tmp_path):
+def test_exported_adapter_loads_in_peft_with_same_logits(model_path, tmp_path):
     model = trained(model_path, "lora")
     opened = open_checkpoint(saved(model, model_path, tmp_path / "run"), model=str(model_path))
     assert export_adapter(opened, tmp_path / "out").obstacle is None
@@ -108,7 +108,7 @@ def test_an_adapter_is_saved_as_peft_loads_it(model_path, tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "message"), [("dora", "DoRA"), ("merger trained whole", "DoRA"), ("full", None)])
-def test_an_adapter_that_vllm_cannot_serve_is_reported(model_path, tmp_path, kind, message):
+def test_adapter_that_vllm_cannot_serve_is_reported(model_path, tmp_path, kind, message):
     opened = open_checkpoint(saved(trained(model_path, kind), model_path, tmp_path / "run"), model=str(model_path))
     if message is None:
         with pytest.raises(ConfigError, match="export without --adapter"):
@@ -122,7 +122,7 @@ def program(folder):
     return (folder / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
 
 
-def test_the_card_describes_the_run(model_path, tmp_path):
+def test_model_card_describes_run(model_path, tmp_path):
     evaluated = {**dict.fromkeys(EVALUATION_KEYS, 0.25), "step": 3}
     course = {
         "custom.train_jsonl": "4 records, sha256 ab",
@@ -150,7 +150,7 @@ def test_the_card_describes_the_run(model_path, tmp_path):
 
 
 @pytest.mark.parametrize("export", [export_model, export_adapter])
-def test_program_of_the_card_finds_what_stage2_finds(model_path, tmp_path, monkeypatch, capsys, export):
+def test_program_in_model_card_finds_same_objects_as_stage2(model_path, tmp_path, monkeypatch, capsys, export):
     course = {
         "custom.user_prompt": "List the shapes.",
         "template.max_pixels": 9216,
@@ -177,7 +177,7 @@ DORA = {"r": 4, "lora_alpha": 8, "use_dora": True, "target_modules": ["all-linea
 
 
 @pytest.mark.parametrize("adapted", [True, False])
-def test_a_learners_own_checkpoint_is_exported(tmp_path, model, encoder, image_paths, model_path, adapted):
+def test_checkpoint_saved_by_learner_is_exported(tmp_path, model, encoder, image_paths, model_path, adapted):
     policy = adapt(model, [VIT, ALIGNER], DORA) if adapted else model
     records = [record(image_paths[0], 0, object_1=box("red box", 0, 0, 100, 100))]
     harness = build(tmp_path / "run", policy, encoder, records, max_steps=2, learning_rate=1e-2, answer=shifted)

@@ -47,7 +47,7 @@ class Hub(QuietHandler):
         self.wfile.write(content)
 
 
-def test_the_page_s_command_publishes_the_whole_folder(tmp_path, model_path):
+def test_documented_command_publishes_whole_exported_folder(tmp_path, model_path):
     assert COMMAND in (Path(__file__).parents[4] / "docs/models.md").read_text()
     opened = open_checkpoint(saved(trained(model_path, "lora"), model_path, tmp_path / "run"), model=str(model_path))
     exported, folder = export_model(opened, tmp_path / "models" / "mine").folder, tmp_path / "hub"

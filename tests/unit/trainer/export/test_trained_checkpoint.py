@@ -12,7 +12,7 @@ from stage2_trainer.export.trained_checkpoint import MergedStream
 from tests.unit.trainer.export.trained import saved, trained
 
 
-def test_a_checkpoint_that_was_cut_off_is_refused(dora, tmp_path):
+def test_truncated_checkpoint_is_refused(dora, tmp_path):
     cut = shutil.copytree(dora, tmp_path / "checkpoint-3")
     weights = cut / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -20,7 +20,7 @@ def test_a_checkpoint_that_was_cut_off_is_refused(dora, tmp_path):
         open_checkpoint(cut)
 
 
-def test_a_checkpoint_without_weights_is_refused(dora, tmp_path):
+def test_checkpoint_without_weights_is_refused(dora, tmp_path):
     bare = shutil.copytree(dora, tmp_path / "checkpoint-3")
     (bare / "adapter_model.safetensors").unlink()
     (bare / "stage2_checkpoint.json").unlink()
@@ -28,7 +28,7 @@ def test_a_checkpoint_without_weights_is_refused(dora, tmp_path):
         open_checkpoint(bare)
 
 
-def test_of_a_runs_folder_the_best_checkpoint_is_taken_or_else_the_newest(dora, tmp_path):
+def test_run_folder_opens_best_checkpoint_or_else_newest(dora, tmp_path):
     run = tmp_path / "run"
     for step in (3, 9):
         shutil.copytree(dora, run / f"checkpoint-{step}")
@@ -42,12 +42,12 @@ def test_of_a_runs_folder_the_best_checkpoint_is_taken_or_else_the_newest(dora, 
     assert open_checkpoint(run).folder == newest
 
 
-def test_what_is_no_folder_is_refused(tmp_path):
+def test_missing_checkpoint_folder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="must be the folder of a checkpoint"):
         open_checkpoint(tmp_path / "lost")
 
 
-def test_the_base_model_is_found_by_the_adapter_or_by_the_runs_log(dora, model_path, tmp_path):
+def test_base_model_is_found_in_adapter_config_or_run_log(dora, model_path, tmp_path):
     assert open_checkpoint(dora).base == model_path
     moved = shutil.copytree(dora.parent, tmp_path / "run") / dora.name
     config = json.loads((moved / "adapter_config.json").read_text())
@@ -59,7 +59,7 @@ def test_the_base_model_is_found_by_the_adapter_or_by_the_runs_log(dora, model_p
     assert open_checkpoint(moved).base == model_path
 
 
-def test_a_base_model_from_a_hub_is_called_by_its_name(dora, model_path, tmp_path):
+def test_base_model_from_hub_cache_keeps_its_hub_name(dora, model_path, tmp_path):
     cached = tmp_path / "hub" / "models--org--base" / "snapshots" / "0f3c"
     shutil.copytree(model_path, cached)
     opened = open_checkpoint(dora, model=str(cached))
@@ -67,19 +67,19 @@ def test_a_base_model_from_a_hub_is_called_by_its_name(dora, model_path, tmp_pat
     assert "base_model: org/base" in model_card(opened, merged=True)
 
 
-def test_a_base_model_that_no_hub_has_is_reported(dora, monkeypatch):
+def test_unknown_base_model_is_refused(dora, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=r"^--model: 'org/lost'; is no folder here"):
         open_checkpoint(dora, model="org/lost")
 
 
-def test_another_base_model_than_the_runs_is_refused(model_path, tmp_path):
+def test_base_model_with_other_weights_than_run_is_refused(model_path, tmp_path):
     checkpoint = saved(trained(model_path, "lora"), model_path, tmp_path, course={"model.model": "sha256 00"})
     with pytest.raises(ConfigError, match="holds other weights"):
         open_checkpoint(checkpoint, model=str(model_path))
 
 
-def test_an_adapter_of_another_architecture_is_refused(dora, bases, tmp_path):
+def test_adapter_that_does_not_fit_base_model_is_refused(dora, bases, tmp_path):
     smaller = shutil.copytree(bases["untied"], tmp_path / "smaller")
     config = json.loads((smaller / "config.json").read_text())
     config["text_config"]["intermediate_size"] //= 2

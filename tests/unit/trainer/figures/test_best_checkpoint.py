@@ -53,7 +53,7 @@ def run(tmp_path, model, encoder, image_paths):
 
 
 @pytest.mark.parametrize("metric", [BEST_METRIC, F1, "rollout_f1_iou50"])
-def test_run_that_finds_nothing_at_first_has_f1_0_and_keeps_the_checkpoint_that_finds_most(run, metric, tmp_path):
+def test_best_checkpoint_has_highest_f1_after_steps_with_f1_zero(run, metric, tmp_path):
     assert RECOMMENDED["assignment"] == "dynamic"
     harness = run([far, far, only_first, perfect, far], metric_for_best_model=metric)
     evaluations = {one["step"]: one for one in harness.lines("evaluation")}
@@ -68,7 +68,7 @@ def test_run_that_finds_nothing_at_first_has_f1_0_and_keeps_the_checkpoint_that_
     assert (status.best_step, status.best_score) == (3, 1)
 
 
-def test_null_is_no_score_and_fails_no_run(run, image_paths, tmp_path):
+def test_null_f1_is_never_best_score_and_does_not_fail_run(run, image_paths, tmp_path):
     """No record has an object, and for three steps no answer has one."""
     empty = [replace(one, objects=()) for one in two_boxes(image_paths)]
     nothing, wrong = (lambda one: "{}"), lambda one: serialize_objects([GTObject("cat", "bbox", (0, 0, 9, 9))])
@@ -107,7 +107,7 @@ def test_resumed_run_keeps_its_best_score(run, tmp_path, caplog):
     ],
     ids=["another figure", "a figure that counted boxes that follow"],
 )
-def test_resumed_run_says_that_its_best_score_is_of_another_figure(started_with, change, run, tmp_path, caplog):
+def test_resumed_run_forgets_best_score_of_another_metric_with_warning(started_with, change, run, tmp_path, caplog):
     run([far, only_first, perfect], metric_for_best_model=started_with)
     harness = resumed(tmp_path, run, F1, change=change)
     best = "6 at step 2" if change is None else "1 at step 2"
@@ -139,7 +139,7 @@ def state_of(**changes):
         (None, state_of(), True),
     ],
 )
-def test_score_is_kept_only_if_an_evaluation_has_it_as_this_figure(metric, state, kept):
+def test_best_score_is_kept_only_if_evaluation_logged_it_for_same_metric(metric, state, kept):
     forget_other_figure(SimpleNamespace(metric_for_best_model=metric), state)
     assert (state.best_metric is not None) == kept
     assert (state.best_model_checkpoint, state.best_global_step is not None) == (None, kept)

@@ -40,7 +40,7 @@ def losses(total, *, ce=0.0, coord=0.0, prefix=(), tail=(), tokens=0):
     return LossFigures(values, tokens, len(prefix), len(tail))
 
 
-def test_loss_of_coordinates_is_a_mean_over_coordinates_and_not_over_passes():
+def test_coordinate_loss_is_mean_over_coordinates_not_over_passes():
     passes = [
         losses(3.0, ce=1.0, coord=2.0, prefix=[1.0, 2.0, 3.0], tokens=4),
         losses(1.0, ce=1.0, tokens=4),  # a pass without coordinates
@@ -108,7 +108,7 @@ def model(model):
 
 
 @pytest.mark.parametrize("scope", [*SCOPES, APART])
-def test_figures_of_two_processes_are_those_of_one(scope, of_two, tmp_path, model, encoder, image_paths):
+def test_metrics_of_two_processes_equal_metrics_of_one_process(scope, of_two, tmp_path, model, encoder, image_paths):
     one, two = figures(tmp_path, model, encoder, image_paths, SCOPES.get(scope, SingleRowPlanner)()), of_two[scope]
     compared = [key for key in one if not key.startswith(MEASURED)]
     assert {key: two[key] for key in compared} == {
@@ -120,7 +120,7 @@ def test_figures_of_two_processes_are_those_of_one(scope, of_two, tmp_path, mode
 
 
 @pytest.mark.parametrize("scope", ["no packing", "window", "step"])
-def test_losses_of_coordinates_do_not_depend_on_the_scope(scope, tmp_path, model, encoder, image_paths):
+def test_coordinate_losses_do_not_depend_on_packing_scope(scope, tmp_path, model, encoder, image_paths):
     whole = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
     expected = figures(tmp_path / "whole", model, encoder, image_paths, SingleRowPlanner(), **whole)
     found = figures(tmp_path / "scope", model, encoder, image_paths, SCOPES[scope]())
@@ -129,7 +129,7 @@ def test_losses_of_coordinates_do_not_depend_on_the_scope(scope, tmp_path, model
     assert found["loss"] == pytest.approx(found["loss/ce"] + found["loss/coord"], rel=2e-5)
 
 
-def test_loss_of_a_kind_of_tokens_that_a_step_lacks_is_null(tmp_path, model, encoder, image_paths):
+def test_loss_over_token_kind_absent_from_step_is_null(tmp_path, model, encoder, image_paths):
     step = figures(tmp_path, model, encoder, image_paths[:1] * 3, SingleRowPlanner())
     assert step["loss/coord_tail"] > 0
     found = build(tmp_path / "right", model, encoder, records_of(image_paths)[:1], learning_rate=0.0).train()

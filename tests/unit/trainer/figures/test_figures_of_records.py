@@ -131,13 +131,13 @@ OF_NOTHING = {
 }
 
 
-def test_figures_of_two_processes_are_what_a_person_computes():
+def test_step_metrics_joined_from_two_processes_match_hand_computed_values():
     joined = StepRecord.joined([replace(FIRST, sync=PUSH, version=7), replace(SECOND, sync=None, version=7)])
     assert differences(joined.figures(top_k=TOP_K), OF_RECORDS) == {}
     assert joined.words() == WORDS
 
 
-def test_step_without_servers_pushes_or_passes_has_no_shares_of_them():
+def test_step_without_servers_pushes_or_passes_logs_no_metrics_of_them():
     found = StepRecord().figures(top_k=TOP_K)
     assert differences(found, OF_NOTHING) == {}
     assert "loss" not in found
@@ -163,7 +163,7 @@ OF_STAGE_1 = {
 }
 
 
-def test_figures_of_stage_1_are_those_of_what_was_trained_on():
+def test_stage_1_metrics_cover_only_trained_samples():
     found = StepRecord(samples=TRUTH).figures(top_k=TOP_K)
     assert differences(found, OF_STAGE_1) == {}
     assert not any(key.startswith(("rollout/", "sync/")) for key in found)
@@ -172,7 +172,7 @@ def test_figures_of_stage_1_are_those_of_what_was_trained_on():
     assert {nothing[key] for key in (*of_trained, "supervised/objects_per_sample")} == {None}
 
 
-def test_line_of_a_rollout_keeps_what_is_found_apart_from_what_follows():
+def test_rollout_line_separates_matched_from_following_predictions():
     line = sample_document(FOUND_AND_FOLLOWED.matched())
     assert line["pairs"] == [{"prediction": 1, "ground_truth": 0, "iou": 1.0}]
     assert line["following"] == [{"prediction": 0, "ground_truth": 1, "iou": 0.0}]
@@ -207,7 +207,7 @@ def model(model):
     return model
 
 
-def test_figures_of_a_run_are_what_is_measured_beside_it(tmp_path, model, encoder, image_paths):
+def test_logged_run_metrics_equal_independent_measurements(tmp_path, model, encoder, image_paths):
     records = [replace(one, images=("gone.png",)) if one.index == 2 else one for one in two_boxes(image_paths)]
     run = build(tmp_path, model, encoder, records, answer=only_first, m_steps=2, max_steps=4, max_grad_norm=1e9)
     measured = Measured(run.learner)
@@ -228,7 +228,7 @@ def test_figures_of_a_run_are_what_is_measured_beside_it(tmp_path, model, encode
     assert (status.step, status.loss, status.tokens_per_second) == (4, steps[-1]["loss"], None)
 
 
-def test_steps_on_the_ground_truth_are_counted(tmp_path, model, encoder, image_paths):
+def test_ground_truth_steps_are_counted(tmp_path, model, encoder, image_paths):
     steps = GroundTruthSteps(0.5, seed=3)
     run = build(tmp_path, model, encoder, two_boxes(image_paths), supervised={"steps": steps}, max_steps=4)
     logged = [one for one in run.train() if one["event"] == "step"]
@@ -282,14 +282,14 @@ OF_EMPTY = {name: 0 if name in ("duplicates", "counting_error", "loop_rate") els
     ],
     ids=["right and wrong", "nothing true, nothing answered", "nothing true, one answered", "no sample"],
 )
-def test_scores_of_an_evaluation_are_what_a_person_computes(cases, expected):
+def test_evaluation_scores_match_hand_computed_values(cases, expected):
     assert differences(scores(cases), {f"rollout_{name}": value for name, value in expected.items()}) == {}
 
 
 OF_TIME = {"eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_bad_samples"}
 
 
-def test_times_of_an_evaluation_are_of_all_its_samples(tmp_path, model, encoder, image_paths):
+def test_evaluation_speed_counts_bad_samples_too(tmp_path, model, encoder, image_paths):
     records = [replace(one, images=("gone.png",)) if one.index == 1 else one for one in two_boxes(image_paths)]
     run = build(tmp_path, model, encoder, records)  # 3 records, 2 a batch
     found = run.learner.evaluate()

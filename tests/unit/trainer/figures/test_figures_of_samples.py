@@ -23,7 +23,7 @@ def differences(found, expected):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_figure_of_a_step_is_what_its_oracle_says(name):
+def test_step_metrics_equal_oracles(name):
     step = Step(STEPS[name])
     found = rollout_metrics([one.stats() for one in step.all], top_k=TOP_K, generate_s=step.seconds)
     assert found.keys() == OF_SAMPLES.keys()
@@ -32,14 +32,14 @@ def test_figure_of_a_step_is_what_its_oracle_says(name):
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_figure_of_an_evaluation_is_that_of_a_step(name):
+def test_evaluation_metrics_equal_step_metrics(name):
     step = Step([one for one in STEPS[name] if not (one.bad or one.skipped)])
     found = evaluation_metrics([one.stats() for one in step.all], top_k=TOP_K)
     assert found.keys() == OF_AN_EVALUATION.keys()
     assert differences(found, {key: OF_SAMPLES[of](step) for key, of in OF_AN_EVALUATION.items()}) == {}
 
 
-def test_match_of_an_evaluation_counts_whatever_training_makes_of_it():
+def test_evaluation_counts_match_of_sample_that_training_would_skip():
     found = evaluation_metrics([replace(MATCHED, skipped=True).stats()], top_k=TOP_K)
     assert (found["rollout_matched"], found["rollout_f1"]) == (2, 1.0)
 
@@ -66,7 +66,7 @@ def test_what_drafts_did_at_each_server_is_what_a_person_counts():
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("first", [0, 1, 5])
-def test_figures_of_several_processes_are_those_of_one(name, first):
+def test_metrics_of_several_processes_equal_metrics_of_one_process(name, first):
     step = Step(STEPS[name])
     records = []
     for share, seconds in ((step.all[:first], 0.5), (step.all[first:], step.seconds)):

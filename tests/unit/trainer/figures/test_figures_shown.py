@@ -54,7 +54,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("title", SHOWN)
-def test_column_of_a_step_is_what_a_person_counts(title, lines):
+def test_step_table_column_equals_oracle(title, lines):
     rows = StepRows()
     for line in lines[0::2]:
         rows.add(line)
@@ -62,7 +62,7 @@ def test_column_of_a_step_is_what_a_person_counts(title, lines):
 
 
 @pytest.mark.parametrize("name", OF_MATCHING)
-def test_column_of_an_evaluation_is_blank_where_the_figure_is_of_nothing(name, lines):
+def test_evaluation_table_column_is_blank_where_metric_is_undefined(name, lines):
     rows = EvaluationRows()
     for line in lines[1::2]:
         rows.add(line)
@@ -88,7 +88,7 @@ CHARTS = {
 
 
 @pytest.mark.parametrize(("title", "label"), CHARTS)
-def test_curve_has_a_gap_where_the_figure_is_of_nothing(title, label, history):
+def test_chart_line_has_gap_where_metric_is_undefined(title, label, history):
     key = CHARTS[title, label]
     oracle, steps = (
         (OF_SAMPLES[key], RUN)
@@ -110,7 +110,7 @@ def scraped(registry):
 
 
 @pytest.mark.parametrize("name", [name for name, (key, _) in GAUGES.items() if key in OF_SAMPLES])
-def test_gauge_is_the_figure_of_the_last_step_and_no_number_where_it_is_of_nothing(name, lines):
+def test_gauge_equals_metric_of_last_step_and_is_nan_where_undefined(name, lines):
     registry = CollectorRegistry()
     log, oracle, shown = MeteredLog(SilentLog(), registry), OF_SAMPLES[GAUGES[name][0]], []
     for line in lines[0::2]:
@@ -120,7 +120,7 @@ def test_gauge_is_the_figure_of_the_last_step_and_no_number_where_it_is_of_nothi
     assert shown == pytest.approx(expected, nan_ok=True)
 
 
-def test_counter_is_the_sum_over_the_run(lines):
+def test_token_counter_is_sum_over_run(lines):
     registry = CollectorRegistry()
     log = MeteredLog(SilentLog(), registry)
     for line in lines[0::2]:
@@ -132,7 +132,7 @@ def test_counter_is_the_sum_over_the_run(lines):
 OF_GRPO = {REWARD, SPREAD, f"eval_{REWARD}", "completions/mean_length"}
 
 
-def test_what_is_shown_is_explained_and_has_an_oracle():
+def test_every_shown_metric_is_documented():
     """All keys of the log have one: `test_every_figure_of_the_log_has_an_oracle`."""
     shown = {key for figure in _FIGURES for _, key in figure.lines} | {key for _, key, _ in _STEP_COLUMNS}
     shown |= {f"eval_rollout_{name}" for name in _EVALUATION_COLUMNS}

@@ -53,11 +53,11 @@ def reinforce_plus_plus(groups: list[list[float]]) -> list[float]:
         (reinforce_plus_plus, {"estimator": "reinforce_plus_plus", "scale": "batch"}),
     ],
 )
-def test_advantages_are_those_of_the_paper(reference, options):
+def test_advantages_equal_formula_of_paper(reference, options):
     assert advantages_of(rewards(), **options) == pytest.approx(reference(rewards()))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_a_group_whose_answers_all_score_the_same_teaches_nothing(estimator, scale):
+def test_group_with_equal_rewards_has_zero_advantages(estimator, scale):
     assert advantages_of(rewards(), estimator=estimator, scale=scale)[-GROUP:] == [0.0] * GROUP

@@ -57,25 +57,25 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize(("truth", "answer", "expected"), EXAMPLES.values(), ids=EXAMPLES)
-def test_an_answer_scores_what_its_objects_are_worth(truth, answer, expected):
+def test_object_rewards_match_worked_examples(truth, answer, expected):
     assert scores(truth, answer) == pytest.approx({**ALL, **expected}, abs=0.02)
 
 
-def test_objects_that_nobody_can_judge_cost_nothing():
+def test_unjudged_objects_cost_no_reward():
     assert scores([CAT], [CAT, EDGE], **{NOT_EXHAUSTIVE: ["edge"]}) == pytest.approx(ALL)
     checked = Comparison.from_records([Record(1, "other", (), 100, 100, (EDGE,))])
     assert scores([CAT], [CAT, EDGE], comparison=checked, neg_category_ids=[]) == pytest.approx(ALL)
     assert scores([CAT], [CAT, EDGE], comparison=checked, neg_category_ids=["edge"])["f1"] == pytest.approx(2 / 3)
 
 
-def test_an_object_that_is_judged_by_its_place_alone_costs_no_f1_with_names():
+def test_object_of_not_exhaustive_class_on_known_object_costs_no_f1_class():
     named_edge = box("edge", *DOG.bins)  # finds the dog, and nobody can say that it is no edge
     found = scores([CAT, DOG], [CAT, named_edge], **{NOT_EXHAUSTIVE: ["edge"]})
     assert found["f1"] == pytest.approx(1.0)
     assert found["f1_class"] == pytest.approx(2 * 1 / (1 + 2))
 
 
-def test_rewards_are_the_figures_of_an_evaluation_of_one_image():
+def test_object_rewards_equal_evaluation_scores_of_single_image():
     rng = random.Random(5)
 
     def any_box():
@@ -93,7 +93,7 @@ def test_rewards_are_the_figures_of_an_evaluation_of_one_image():
         assert found["f1"] / 2 <= found["iou"] <= 1.0
 
 
-def test_a_reward_sees_the_record_and_the_parsed_answer():
+def test_reward_receives_record_and_parsed_answer():
     record = Record(3, "train.jsonl:4", ("/data/a.png",), 640, 480, (CAT,), None, {"camera": "left"})
     sample = Sample(serialize_objects([NEAR_CAT]) + "<|im_end|>", record)
     assert (sample.objects, sample.size, sample.images) == ((CAT,), (640, 480), ("/data/a.png",))
@@ -102,7 +102,7 @@ def test_a_reward_sees_the_record_and_the_parsed_answer():
     assert sample.text == serialize_objects([NEAR_CAT])
 
 
-def test_the_reward_that_the_page_shows_scores_small_objects():
+def test_example_reward_in_docs_scores_small_objects():
     page = (Path(__file__).parents[4] / "docs" / "grpo.md").read_text()
     names = {}
     exec(re.search(r"my_rewards\.py <<'END'\n(.*?)END\n", page, re.DOTALL)[1], names)

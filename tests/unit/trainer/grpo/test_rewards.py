@@ -34,19 +34,19 @@ def package(tmp_path, monkeypatch):
     return lambda *names: install(tmp_path, monkeypatch, PACKAGE, names)
 
 
-def test_a_package_adds_a_reward_by_an_entry_point(package):
+def test_package_adds_reward_by_entry_point(package):
     package("brevity")
     (reward,) = load_rewards(["theirs.brevity"], [1.0])
     assert reward(Sample("abc", EMPTY)) == 0.25
 
 
-def test_a_name_that_is_taken_is_refused(package):
+def test_entry_point_named_like_built_in_reward_is_refused(package):
     package("summary.format=their_rewards:brevity")
     with pytest.raises(ConfigError, match=r"summary\.format.*rename"):
         load_rewards(["summary.format"], [1.0])
 
 
-def test_a_reward_that_cannot_be_imported_is_refused_before_anything_runs(package):
+def test_reward_missing_from_its_module_is_refused_on_loading(package):
     package("gone")
     with pytest.raises(ConfigError, match=r"theirs\.gone.*their_rewards has no `gone`"):
         load_rewards(["theirs.gone"], [1.0])
@@ -56,7 +56,7 @@ def test_a_reward_that_cannot_be_imported_is_refused_before_anything_runs(packag
     ("target", "words"),
     [("area", r"ZeroDivisionError: division by zero.*their_rewards\.py:8"), ("infinite", "inf; must return a finite")],
 )
-def test_a_reward_that_fails_is_named_with_its_line_the_record_and_the_answer(package, target, words):
+def test_failing_reward_error_names_source_line_record_and_answer(package, target, words):
     package(target)
     (reward,) = load_rewards([f"theirs.{target}"], [1.0])
     with pytest.raises(RewardError, match=words) as failed:
@@ -65,7 +65,7 @@ def test_a_reward_that_fails_is_named_with_its_line_the_record_and_the_answer(pa
         assert words in str(failed.value)
 
 
-def test_all_rewards_that_do_not_exist_are_named_with_those_that_do():
+def test_unknown_rewards_are_all_reported_with_known_names():
     with pytest.raises(ConfigError) as refused:
         load_rewards(["summary.format", "summary.fromat", "theirs.brevity"], [1.0] * 3)
     assert [problem.path for problem in refused.value.problems] == ["rlhf.reward_funcs[1]", "rlhf.reward_funcs[2]"]
@@ -74,7 +74,7 @@ def test_all_rewards_that_do_not_exist_are_named_with_those_that_do():
     assert "install the package that adds theirs.brevity" in refused.value.problems[1].way_out
 
 
-def test_summaries_without_a_contract_are_refused():
+def test_summary_reward_without_contract_is_refused():
     (reward,) = load_rewards(["summary.format"], [1.0])
     with pytest.raises(ConfigError, match=r"custom\.grpo\.summary"):
         reward(Sample("x", EMPTY))
@@ -84,7 +84,7 @@ def test_summaries_without_a_contract_are_refused():
     ("metadata", "path"),
     [({"_fusion_template": "summary_space"}, "_fusion_template"), ({"summary_ref": "nothing"}, "summary_ref")],
 )
-def test_a_record_outside_the_contract_is_refused(metadata, path):
+def test_record_outside_summary_contract_is_refused(metadata, path):
     (reward,) = load_rewards(["summary.content_f1"], [1.0])
     one = about({"统计": []}, {"统计": []})
     with pytest.raises(ConfigError, match=path):
@@ -147,22 +147,22 @@ ABOUT_IRRELEVANT = [
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), EXAMPLES)
-def test_an_answer_scores_what_its_form_is_worth(name: str, text: str, expected: float) -> None:
+def test_summary_form_rewards_match_worked_examples(name: str, text: str, expected: float) -> None:
     assert scored(name, sample(text)) == expected
 
 
 @pytest.mark.parametrize(("name", "text", "expected"), ABOUT_IRRELEVANT)
-def test_an_irrelevant_image_wants_its_fixed_text(name: str, text: str, expected: float) -> None:
+def test_irrelevant_image_is_rewarded_for_its_fixed_text(name: str, text: str, expected: float) -> None:
     assert scored(name, irrelevant(text)) == expected
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_a_record_that_is_no_summary_scores_nothing(name: str) -> None:
+def test_record_without_summary_scores_zero(name: str) -> None:
     assert known_rewards()[name](sample(ONE_LINE, _fusion_mode="dense")) == 0.0
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_a_reward_is_a_pure_function(name: str) -> None:
+def test_reward_returns_same_score_on_second_call(name: str) -> None:
     function = known_rewards()[name]
     assert function(sample(RIGHT)) == function(sample(RIGHT))
 
@@ -252,17 +252,21 @@ OUTDOOR: list[tuple[str, Summary, Summary, float]] = [
 
 
 @pytest.mark.parametrize(("name", "found", "truth", "expected"), INDOOR)
-def test_a_summary_scores_what_it_says(name: str, found: Summary, truth: Summary, expected: float) -> None:
+def test_summary_content_rewards_match_worked_examples(
+    name: str, found: Summary, truth: Summary, expected: float
+) -> None:
     assert scored(name, about(found, truth)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("name", "found", "truth", "expected"), OUTDOOR)
-def test_another_domain_has_rules_of_its_own(name: str, found: Summary, truth: Summary, expected: float) -> None:
+def test_summary_content_rewards_follow_rules_of_other_domain(
+    name: str, found: Summary, truth: Summary, expected: float
+) -> None:
     assert scored(name, about(found, truth, domain="OUTDOOR")) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", CONTENT)
-def test_content_counts_only_in_the_right_form(name: str) -> None:
+def test_summary_content_scores_only_in_right_form(name: str) -> None:
     right = summary(CABLE, 备注=["a"])
     assert scored(name, sample(answer(right, domain="OUTDOOR"), right)) == 0.0
     assert scored(name, sample(f"{answer(right)}\n", right)) == scored(name, about(right, right))
@@ -270,7 +274,7 @@ def test_content_counts_only_in_the_right_form(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONTENT)
-def test_a_part_that_the_domain_has_not_costs_the_whole_content(name: str) -> None:
+def test_summary_part_unknown_to_domain_scores_zero(name: str) -> None:
     assert scored(name, about(summary(CABLE, 分组统计={"1": 1}), summary(CABLE))) == 0.0
     assert scored(name, about(summary(CABLE), summary(CABLE, 分组统计={"1": 1}))) == 0.0
     assert scored(name, about(summary(MAST, 备注=["a"]), summary(MAST), domain="OUTDOOR")) == 0.0

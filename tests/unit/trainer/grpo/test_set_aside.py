@@ -59,7 +59,7 @@ def noted(folder):
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
-def test_a_refused_prompt_moves_nothing_of_the_others(make, folder, model, encoder, estimator):
+def test_refused_prompt_does_not_change_advantages_of_others(make, folder, model, encoder, estimator):
     script = answers(encoder)
     patches = BY_TOKENS, {"rlhf": {"advantage_estimator": estimator}}
     alone = make(*patches, source=harness.Scripted(encoder, script))
@@ -80,7 +80,7 @@ def test_a_refused_prompt_moves_nothing_of_the_others(make, folder, model, encod
     assert "too long" in line["reason"]
 
 
-def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(make, folder, encoder, image_paths):
+def test_unreadable_image_is_logged_and_run_continues(make, folder, encoder, image_paths):
     cut_off = folder / "cut-off.png"
     cut_off.write_bytes(Path(image_paths[1]).read_bytes()[:60])
     harness.write_records(folder, [image_paths[0], cut_off])
@@ -96,13 +96,13 @@ def test_an_image_that_cannot_be_read_is_named_and_the_run_goes_on(make, folder,
     assert [one["image"] for one in kept] == [str(cut_off)]
 
 
-def test_with_one_sample_too_many_the_run_ends_with_its_name(make, encoder):
+def test_run_stops_when_bad_samples_exceed_limit(make, encoder):
     trainer = make({"training": {"max_bad_samples": 0}}, source=Refusing(encoder, answers(encoder), (2, 3)))
     with pytest.raises((TooManyBadSamples, ServerError), match="too long"):
         trainer.train()
 
 
-def test_a_step_of_bad_samples_alone_ends_the_run(make, encoder):
+def test_step_of_only_bad_samples_stops_run(make, encoder):
     trainer = make(source=Refusing(encoder, answers(encoder), (0, 1, 2, 3)))
     with pytest.raises(BadStepError, match="all 2 samples"):
         trainer.train()
@@ -122,7 +122,7 @@ def evaluated(make, folder, encoder):
 
 
 @pytest.mark.parametrize(("own", "expected"), [("bc", {"reward": 2.0, "reward_std": 1.0}), ("", {"reward": 1.5})])
-def test_of_two_processes_an_answer_that_both_have_counts_once(own, expected, monkeypatch, image_paths):
+def test_held_out_answer_present_in_two_processes_counts_once(own, expected, monkeypatch, image_paths):
     def held_out(names):
         record = Record(0, "", (), 9, 9, ())
         return [
@@ -144,7 +144,7 @@ def cut_off(folder):
     return path
 
 
-def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(evaluated, folder, cut_off, image_paths):
+def test_evaluation_counts_each_bad_sample_once(evaluated, folder, cut_off, image_paths):
     trainer = evaluated([image_paths[0], cut_off, cut_off, cut_off, image_paths[1]])
     for _ in range(2):  # each evaluation meets them again
         assert trainer.evaluate()["eval_bad_samples"] == 3.0
@@ -154,7 +154,7 @@ def test_an_evaluation_counts_the_samples_that_it_leaves_out_each_once(evaluated
     assert trainer.components.bad.total == 0
 
 
-def test_a_table_of_held_out_answers_has_their_rewards_and_no_bad_sample(evaluated, cut_off, image_paths):
+def test_held_out_answer_table_has_rewards_and_no_bad_samples(evaluated, cut_off, image_paths):
     trainer, tables = evaluated([image_paths[0], cut_off, image_paths[1]]), []
     object.__setattr__(trainer.components, "tables", lambda step, answers: tables.append((step, list(answers))))
     trainer.evaluate()
@@ -164,7 +164,7 @@ def test_a_table_of_held_out_answers_has_their_rewards_and_no_bad_sample(evaluat
     assert all(list(one.figures) == ["reward", *trainer.reward_func_names] for one in found)
 
 
-def test_an_evaluation_of_bad_samples_alone_ends_the_run(evaluated, cut_off):
+def test_evaluation_of_only_bad_samples_stops_run(evaluated, cut_off):
     trainer = evaluated([cut_off] * 4)
     with pytest.raises(BadStepError, match=r"all 4 held-out samples .*cut-off"):
         trainer.evaluate()
@@ -181,12 +181,12 @@ def member(rank, port, folder):
         bad.note_held_out(found, step=0, of=3)
 
 
-def test_of_two_processes_a_held_out_sample_that_both_met_counts_once(tmp_path, free_tcp_port):
+def test_bad_held_out_sample_met_by_two_processes_counts_once(tmp_path, free_tcp_port):
     run_members(member, tmp_path, free_tcp_port, str(tmp_path))
     assert [line["sample_id"] for line in noted(tmp_path)] == ["a", "b", "c"] * 2
 
 
-def test_chord_takes_the_next_reference_where_an_image_cannot_be_read(make, folder, cut_off, image_paths):
+def test_chord_uses_next_reference_when_image_is_unreadable(make, folder, cut_off, image_paths):
     harness.write_records(folder, [image_paths[0], cut_off])
     inputs, _ = make().components.references.batch(0, 2, 0)
     assert torch.equal(inputs["input_ids"][0], inputs["input_ids"][1])

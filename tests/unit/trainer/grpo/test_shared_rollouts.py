@@ -21,7 +21,7 @@ def command(**changes):
     return vllm_command(run(**changes), Endpoint("127.0.0.1", 8080), "cuda")
 
 
-def test_six_copies_of_the_model_are_one_server():
+def test_six_data_parallel_replicas_start_as_single_server():
     words = command(vllm_max_num_seqs=64, vllm_limit_mm_per_prompt={"image": 1})
     found = dict(itertools.pairwise(words))
     assert (found["--data-parallel-size"], found["--tensor-parallel-size"]) == ("6", "1")
@@ -31,14 +31,14 @@ def test_six_copies_of_the_model_are_one_server():
     assert "--no-enable-lora" in words
 
 
-def test_more_arguments_of_the_engine_are_passed_on():
+def test_additional_engine_arguments_are_passed_to_vllm():
     words = command(vllm_engine_kwargs={"kv_cache_dtype": "fp8"}, vllm_mm_processor_cache_gb=2.0)
     found = dict(itertools.pairwise(words))
     assert (found["--kv-cache-dtype"], found["--mm-processor-cache-gb"]) == ("fp8", "2.0")
 
 
 @pytest.mark.parametrize(("visible", "fits"), [("0,1,2,3,4,5", True), ("0,1", False), ("", False)])
-def test_a_server_that_sees_other_gpus_than_it_needs_is_refused(monkeypatch, visible, fits):
+def test_server_with_wrong_number_of_visible_gpus_is_refused(monkeypatch, visible, fits):
     monkeypatch.setattr(launch, "installed_platform", lambda: "cuda")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     endpoint = Endpoint("127.0.0.1", 8080)

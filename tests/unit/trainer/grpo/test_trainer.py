@@ -47,7 +47,7 @@ def theirs(run, model, processor, trainer=GRPOTrainer, args=None):
 
 
 @pytest.mark.parametrize("patch", [{}, KL, {"rlhf": {"loss_type": "dapo", "scale_rewards": "batch"}}])
-def test_equal_answers_make_the_advantages_and_loss_of_trl_s_own_generation(make, folder, model, encoder, patch):
+def test_same_answers_give_advantages_and_loss_of_trl_grpo_trainer(make, folder, model, encoder, patch):
     run = harness.config(folder, patch)
     reference, rows = theirs(run, model, encoder.processor)
     batch = [rows.row(i) for i in (0, 0, 1, 1)]
@@ -72,7 +72,7 @@ def test_equal_answers_make_the_advantages_and_loss_of_trl_s_own_generation(make
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_rloo_makes_the_advantages_of_trl_s_rloo_trainer(make, folder, model, encoder, beta):
+def test_rloo_advantages_equal_those_of_trl_rloo_trainer(make, folder, model, encoder, beta):
     patch = {"rlhf": {"advantage_estimator": "rloo", "kl_in_reward": True, "beta": beta, "num_generations": 4}}
     run = harness.config(folder, patch)
     script = answers(encoder)
@@ -117,7 +117,7 @@ def rewarded(trainer, function=lambda sample: _length(sample.raw)):
     return trainer
 
 
-def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_the_log(make, folder, model, encoder):
+def test_step_trains_on_rollouts_and_logs_mean_and_spread_of_rewards(make, folder, model, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     make(source=source).train()
@@ -138,7 +138,7 @@ def test_a_step_trains_on_rollouts_and_leaves_rewards_with_mean_and_spread_in_th
     assert source.steps == [(0, 0)]
 
 
-def test_a_step_reports_how_fast_the_answers_came(make, folder, encoder):
+def test_step_reports_generation_speed(make, folder, encoder):
     trainer = make()
     trainer.train()
     (step,) = read_log(folder, "step")
@@ -148,7 +148,7 @@ def test_a_step_reports_how_fast_the_answers_came(make, folder, encoder):
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 
-def test_a_step_reports_its_push_as_a_step_on_matched_rollouts_does(make, folder, encoder):
+def test_step_reports_same_push_metrics_as_rollout_matching(make, folder, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     phases = dict.fromkeys(PHASES, 0.25)
     source.sync = SyncReport.create(
@@ -172,7 +172,7 @@ def test_a_step_reports_its_push_as_a_step_on_matched_rollouts_does(make, folder
     }
 
 
-def test_a_step_reports_where_its_time_went(make, folder):
+def test_step_reports_seconds_of_each_phase(make, folder):
     trainer = make()
     TIMELINE.trace = TraceFile(folder / "trace.json", process="learner")
     trainer.train()
@@ -187,7 +187,7 @@ def test_a_step_reports_where_its_time_went(make, folder):
     assert {"step 1", "score", "rollout_generate", "forward", "backward", "optimizer"} <= traced
 
 
-def test_a_step_reports_the_seconds_of_its_rewards(make, folder):
+def test_step_reports_seconds_spent_in_rewards(make, folder):
     trainer = make()
 
     def takes_time(sample):
@@ -203,13 +203,13 @@ def test_a_step_reports_the_seconds_of_its_rewards(make, folder):
 
 
 @pytest.mark.parametrize(("effective", "needed"), [(4, False), (8, False), (2, True)])
-def test_old_log_probabilities_are_there_when_the_batch_plan_needs_them(make, effective, needed):
+def test_old_log_probabilities_are_computed_only_when_batch_plan_needs_them(make, effective, needed):
     batches = {"training": {"per_device_train_batch_size": 2, "effective_batch_size": effective}}
     assert ("old_per_token_logps" in scored(make(batches), 0, 0, 1, 1)) is needed
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5])
-def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(make, model, beta):
+def test_kl_divergence_is_subtracted_from_rewards_instead_of_added_to_loss(make, model, beta):
     patch = {"rlhf": {"kl_in_reward": True, "beta": beta, "advantage_estimator": "rloo"}}
     trainer = make(patch)
     with torch.no_grad():
@@ -222,7 +222,7 @@ def test_divergence_is_taken_off_the_rewards_instead_of_being_added_to_the_loss(
     assert trainer.beta == beta
 
 
-def test_chord_mixes_the_reference_answers_in(make, folder):
+def test_chord_trains_on_reference_answers_with_decaying_weight(make, folder):
     chord = {"enabled": True, "sft_per_device_train_batch_size": 2, "mu_warmup_steps": 0, "mu_decay_steps": 10,
              "mu_peak": 0.75, "mu_valley": 0.1, "enable_phi_function": False}  # fmt: skip
     patches = {"custom": {"grpo": {"chord": chord}}}, {"training": {"max_steps": 8, "learning_rate": 3e-3}}
@@ -233,7 +233,7 @@ def test_chord_mixes_the_reference_answers_in(make, folder):
     assert steps[-1]["chord/loss"] < 0.5 * steps[0]["chord/loss"]
 
 
-def test_a_server_that_reads_the_prompt_otherwise_is_refused(make, encoder):
+def test_server_with_different_prompt_tokens_is_refused(make, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     trainer = make(source=source)
     source._encoder = type("Shifted", (), {"prompt": lambda self, chat: type(
@@ -242,7 +242,7 @@ def test_a_server_that_reads_the_prompt_otherwise_is_refused(make, encoder):
         trainer.train()
 
 
-def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(make, encoder):
+def test_answer_is_cut_before_generated_image_token(make, encoder):
     image = encoder.tokenizer.convert_tokens_to_ids("<|image_pad|>")
     source = harness.Scripted(encoder, [[50, 60, image, 70], [image, 50]])
     found = scored(make(source=source), 0, 0, 1, 1)
@@ -253,7 +253,7 @@ def test_an_answer_is_cut_before_an_image_token_that_the_model_made_up(make, enc
     assert not (found["completion_ids"] == image).any()
 
 
-def test_the_ratio_has_no_noise_of_adapter_dropout(make, folder):
+def test_adapter_dropout_does_not_change_importance_ratio(make, folder):
     tuner = {"train_type": "lora", "lora_rank": 4, "lora_dropout": 0.5}
     weights_move = {"per_device_train_batch_size": 2, "effective_batch_size": 2}
     patch = {"tuner": tuner, "training": weights_move}
@@ -269,7 +269,7 @@ def test_the_ratio_has_no_noise_of_adapter_dropout(make, folder):
     torch.testing.assert_close(trainer._logprobs(found), found["old_per_token_logps"])
 
 
-def test_a_reward_that_fails_ends_the_run_and_names_the_record(make):
+def test_failing_reward_stops_run_and_names_record(make):
     trainer = rewarded(make(), lambda sample: 1 / len(sample.objects))
     with pytest.raises(RewardError, match=r"reward summary\.format, record train\.jsonl:[12]: 'ZeroDivisionError"):
         trainer.train()
@@ -285,7 +285,7 @@ def test_a_reward_that_fails_ends_the_run_and_names_the_record(make):
         (lambda sample: float("nan"), r"must return a finite number"),
     ],
 )
-def test_a_reward_without_a_number_ends_the_run_whatever_it_does(make, function, words):
+def test_reward_that_returns_no_number_stops_run(make, function, words):
     trainer = make()
     wrong = [Reward("theirs.wrong", 1.0, function, "test_trainer:wrong"), trainer.components.rewards[1]]
     trainer.components = replace(trainer.components, rewards=wrong)
@@ -293,14 +293,14 @@ def test_a_reward_without_a_number_ends_the_run_whatever_it_does(make, function,
         trainer.train()
 
 
-def test_a_reward_that_fails_in_another_process_ends_this_one_too(make, monkeypatch):
+def test_reward_failing_in_another_process_stops_this_process(make, monkeypatch):
     error = RewardError([Problem("reward mine.own, record other.jsonl:3", "nan", "must return a finite number", "")])
     monkeypatch.setattr("stage2_trainer.grpo.trainer.gathered", lambda value, *_: [error] if value is None else [value])
     with pytest.raises(RewardError, match=r"other\.jsonl:3"):
         scored(make(), 0, 0, 1, 1)
 
 
-def test_reward_of_an_evaluation_is_a_mean_over_samples_and_not_over_batches(make, folder, image_paths):
+def test_evaluation_reward_is_mean_over_samples_not_over_batches(make, folder, image_paths):
     """Three samples, two a batch: the last batch has one."""
     harness.write_records(folder, image_paths[:3], name="held-out.jsonl")
     training = {"eval_strategy": "steps", "per_device_eval_batch_size": 2}
@@ -316,7 +316,7 @@ def test_reward_of_an_evaluation_is_a_mean_over_samples_and_not_over_batches(mak
     assert logged["eval_rewards/summary.content_f1/std"] == pytest.approx(f1.std().item())
 
 
-def test_lengths_of_answers_that_ended_are_null_where_none_did(make, folder, encoder):
+def test_terminated_answer_lengths_are_null_when_all_answers_are_cut(make, folder, encoder):
     cut = [ids[:-1] for ids in answers(encoder)]
     make(source=harness.Scripted(encoder, cut)).train()
     make(source=harness.Scripted(encoder, answers(encoder))).train()

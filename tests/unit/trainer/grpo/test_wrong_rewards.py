@@ -298,7 +298,7 @@ CALLS = [
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # of a coroutine that nobody awaits
 @pytest.mark.parametrize(("name", "value", "place", "rule", "way_out"), CALLS, ids=[case[0] for case in CALLS])
-def test_a_reward_that_fails_is_refused_with_its_own_line_and_what_to_write(loaded, name, value, place, rule, way_out):
+def test_failing_reward_error_names_its_line_and_fix(loaded, name, value, place, rule, way_out):
     reward = loaded(name)
     sample = Sample(ANSWER, Record(**{**vars(RECORD), "metadata": {"tags": []}}))
     with pytest.raises(ConfigError) as failed:
@@ -337,7 +337,7 @@ LOADS = [
 
 
 @pytest.mark.parametrize(("name", "place", "rule", "way_out"), LOADS, ids=[case[0] for case in LOADS])
-def test_a_reward_that_cannot_be_called_is_refused_before_anything_runs(loaded, name, place, rule, way_out):
+def test_uncallable_reward_is_refused_on_loading(loaded, name, place, rule, way_out):
     with pytest.raises(ConfigError) as refused:
         loaded(name)
     (problem,) = refused.value.problems
@@ -359,7 +359,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("code", "rule", "way_out"), BROKEN)
-def test_a_package_that_cannot_be_imported_is_refused_with_its_line(tmp_path, monkeypatch, code, rule, way_out):
+def test_unimportable_reward_package_is_refused_with_failing_line(tmp_path, monkeypatch, code, rule, way_out):
     install(tmp_path, monkeypatch, code, ["f"])
     with pytest.raises(ConfigError) as refused:
         load_rewards(["theirs.f"], [1.0])
@@ -368,7 +368,7 @@ def test_a_package_that_cannot_be_imported_is_refused_with_its_line(tmp_path, mo
     assert re.search(way_out, problem.way_out), problem.way_out
 
 
-def test_all_rewards_that_are_wrong_are_named_at_once(tmp_path, monkeypatch):
+def test_wrong_rewards_are_all_reported_at_once(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, CODE, ["two", "plain", "later"])
     with pytest.raises(ConfigError) as refused:
         load_rewards(["theirs.two", "theirs.plain", "theirs.later", "objects.fone"], [1.0] * 4, root="spec.config.")
@@ -376,7 +376,7 @@ def test_all_rewards_that_are_wrong_are_named_at_once(tmp_path, monkeypatch):
     assert sorted(found) == [f"spec.config.rlhf.reward_funcs[{index}]" for index in (0, 2, 3)]
 
 
-def test_two_packages_with_one_name_are_refused(tmp_path, monkeypatch):
+def test_two_packages_with_same_reward_name_are_refused(tmp_path, monkeypatch):
     for module in ("their_rewards", "other_rewards"):
         install(tmp_path, monkeypatch, CODE, ["plain"], module)
     with pytest.raises(ConfigError, match=r"theirs\.plain.*other_rewards:plain.*their_rewards:plain"):
@@ -436,14 +436,14 @@ SCORES = {
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_whatever_is_a_number_counts(tmp_path, monkeypatch, name):
+def test_numeric_score_of_any_type_is_accepted(tmp_path, monkeypatch, name):
     install(tmp_path, monkeypatch, NUMBERS, [name])
     (reward,) = load_rewards([f"theirs.{name.partition('=')[0]}"], [1.0])
     score = reward(Sample(ANSWER, RECORD))
     assert (type(score), score) == (float, SCORES[name])
 
 
-def test_what_a_reward_prints_stays_out_of_standard_output(tmp_path, monkeypatch, capsys):
+def test_reward_prints_go_to_standard_error(tmp_path, monkeypatch, capsys):
     install(tmp_path, monkeypatch, "print('loads')\ndef f(sample):\n    print('scores', end='')\n    return 1\n", ["f"])
     (reward,) = load_rewards(["theirs.f"], [1.0])
     assert reward(Sample(ANSWER, RECORD)) == 1.0
@@ -452,14 +452,14 @@ def test_what_a_reward_prints_stays_out_of_standard_output(tmp_path, monkeypatch
     assert printed.err == "loads\nscores"
 
 
-def test_ctrl_c_within_a_reward_is_no_mistake_of_the_reward(tmp_path, monkeypatch):
+def test_ctrl_c_within_reward_is_not_reported_as_reward_error(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "def f(sample):\n    raise KeyboardInterrupt\n", ["f"])
     (reward,) = load_rewards(["theirs.f"], [1.0])
     with pytest.raises(KeyboardInterrupt):
         reward(Sample(ANSWER, RECORD))
 
 
-def test_a_request_to_stop_within_a_reward_is_no_mistake_of_the_reward(tmp_path, monkeypatch):
+def test_stop_signal_within_reward_is_not_reported_as_reward_error(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "import signal\ndef f(sample):\n    signal.raise_signal(signal.SIGTERM)\n", ["f"])
     (reward,) = load_rewards(["theirs.f"], [1.0])
     interrupt, before = Interrupt(), signal.getsignal(signal.SIGTERM)

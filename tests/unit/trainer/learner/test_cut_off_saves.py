@@ -297,7 +297,7 @@ def assert_same_weights(folder, other):
     assert filecmp.cmp(folder / other.name / WEIGHTS, other / WEIGHTS, shallow=False)
 
 
-def test_a_learner_whose_saves_are_cut_off_goes_on_to_the_same_weights(learn, tmp_path):
+def test_learner_with_interrupted_saves_reaches_same_weights(learn, tmp_path):
     cases = cases_of(tmp_path / "first", learn, count=CASES, seed=SEED)
     outcomes = list(cut_off(tmp_path / "run", learn, cases, like=tmp_path / "first"))
     assert len({one.case.place for one in outcomes}) > CASES // 2
@@ -306,7 +306,7 @@ def test_a_learner_whose_saves_are_cut_off_goes_on_to_the_same_weights(learn, tm
     assert_same_weights(tmp_path / "run", unharmed(tmp_path / "whole", learn, step=last))
 
 
-def test_two_processes_whose_saves_are_cut_off_go_on_from_the_same_checkpoint(learn, tmp_path):
+def test_two_processes_with_interrupted_saves_resume_from_same_checkpoint(learn, tmp_path):
     run = partial(together, learn)
     cases = cases_of(tmp_path / "first", run, count=CASES_TOGETHER, seed=SEED, several=True)
     cases.append(Case(KILLED, Place("openat", "rng_state_1.pth"), 1))  # the other process publishes

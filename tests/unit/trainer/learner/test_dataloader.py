@@ -34,7 +34,7 @@ def shares(samples, size, processes, *, drop_last=False, window=2, times=1):
     return found
 
 
-def test_every_sample_is_in_one_batch_and_every_process_has_as_many():
+def test_every_sample_is_in_one_batch_and_processes_have_equally_many_batches():
     for samples, size, processes in NUMBERS:
         found = shares(samples, size, processes)
         assert len({len(batches) for batches in found}) == 1, (samples, size, processes)
@@ -43,40 +43,40 @@ def test_every_sample_is_in_one_batch_and_every_process_has_as_many():
         assert all(1 <= len(batch) <= size for batch in flat), (samples, size, processes)
 
 
-def test_no_more_batches_are_made_than_full_ones_would_be():
+def test_number_of_batches_is_minimal():
     for samples, size, processes in NUMBERS:
         assert len(batch_sizes(samples, size, processes=processes, drop_last=False)) == (
             -(-samples // (size * processes)) * processes
         )
 
 
-def test_what_does_not_fill_the_last_batches_is_left_out_when_asked_for():
+def test_drop_last_leaves_out_incomplete_batches():
     assert shares(11, 2, 2, drop_last=True) == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert shares(5, 2, 1, drop_last=True, window=1, times=2) == [[[0, 1], [0, 1], [2, 3], [2, 3]]]
 
 
-def test_windows_of_all_processes_are_repeated_together():
+def test_windows_are_repeated_together_on_all_processes():
     assert shares(10, 1, 2, times=2)[0] == [[0], [2], [0], [2], [4], [6], [4], [6], [8]]
 
 
 @pytest.mark.parametrize(("samples", "size", "processes"), [(9, 1, 2), (3, 4, 4)])
-def test_samples_that_cannot_be_divided_are_refused_with_the_ways_out(samples, size, processes):
+def test_samples_that_give_processes_unequal_batches_are_refused(samples, size, processes):
     with pytest.raises(ConfigError, match=r"custom.train_jsonl.*trained on twice.*dataloader_drop_last to true"):
         batch_sizes(samples, size, processes=processes, drop_last=False)
 
 
-def test_full_windows_are_repeated_and_the_last_partial_one_passes_once():
+def test_full_windows_are_repeated_and_last_partial_window_is_not():
     a, b, c, d = [[i] for i in range(4)]
     assert shares(4, 1, 1, window=3, times=2) == [[a, b, c, a, b, c, d]]
 
 
 @pytest.mark.parametrize("count", range(1, 14))
 @pytest.mark.parametrize(("window", "times", "size"), [(1, 3, 1), (2, 2, 1), (3, 4, 2), (4, 1, 3)])
-def test_no_sample_is_skipped_or_doubled(count, window, times, size):
+def test_each_sample_is_used_m_times_in_full_windows_and_once_in_partial_window(count, window, times, size):
     seen = Counter(i for batch in shares(count, size, 1, window=window, times=times)[0] for i in batch)
     in_full_windows = -(-count // size) // window * window * size
     assert seen == {i: times if i < in_full_windows else 1 for i in range(count)}
 
 
-def test_a_window_that_is_entered_in_its_midst_has_fewer_uses():
+def test_window_resumed_midway_has_fewer_uses_left():
     assert [uses_left(n, batches=14, window=2, times=3) for n in range(0, 14, 2)] == [3, 2, 1, 3, 2, 1, 1]

@@ -51,7 +51,7 @@ def figures(harness):
 
 
 @pytest.mark.parametrize("scale", [FITS, OVERFLOWS])
-def test_a_scaler_skips_steps_and_schedule(make, monkeypatch, tmp_path, scale):
+def test_fp16_scaler_skips_optimizer_and_schedule_on_overflow_and_resumes(make, monkeypatch, tmp_path, scale):
     real = engines.make_accelerator
 
     def make_accelerator(*arguments):
@@ -76,7 +76,7 @@ def test_a_scaler_skips_steps_and_schedule(make, monkeypatch, tmp_path, scale):
     assert max(one for one in norms if one is not None and math.isfinite(one)) < 1e3, "of gradients without the scale"
 
 
-def test_8_bit_optimizers_keep_the_state_of_embeddings_in_32_bits(learner, monkeypatch):
+def test_8_bit_optimizer_keeps_embedding_state_in_32_bits(learner, monkeypatch):
     told = []
     manager = SimpleNamespace(register_module_override=lambda *what: told.append(what))
     package, optim = ModuleType("bitsandbytes"), ModuleType("bitsandbytes.optim")
@@ -98,7 +98,7 @@ def test_8_bit_optimizers_keep_the_state_of_embeddings_in_32_bits(learner, monke
     assert len(told) > 1
 
 
-def test_weights_in_several_files_are_loaded(learner, model, tmp_path):
+def test_sharded_weights_are_loaded(learner, model, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="300KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     policy = learner.engine.policy
@@ -109,7 +109,7 @@ def test_weights_in_several_files_are_loaded(learner, model, tmp_path):
     assert all(map(torch.equal, policy.state_dict().values(), model.state_dict().values()))
 
 
-def test_weights_of_another_model_are_refused(learner, model, tmp_path):
+def test_weights_with_other_parameter_names_are_refused(learner, model, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="300KB")
     path = tmp_path / "model.safetensors.index.json"
     index = json.loads(path.read_text())
@@ -120,7 +120,7 @@ def test_weights_of_another_model_are_refused(learner, model, tmp_path):
         load_weights(learner.engine.policy, tmp_path)
 
 
-def test_a_checkpoint_of_the_model_alone_starts_optimizer_and_schedule_anew(make, tmp_path, caplog):
+def test_checkpoint_without_optimizer_state_restarts_optimizer_and_schedule(make, tmp_path, caplog):
     make("saved", save_only_model=True, **SAVED).learner.train()
     saved = tmp_path / "saved" / "checkpoint-2"
     assert {one.name for one in saved.iterdir()} & {"optimizer.pt", "scheduler.pt", "rng_state.pth"} == set()
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_the_model_alone_starts_optimizer_and_schedule_anew(make
     assert "optimizer and schedule begin anew" in caplog.text
 
 
-def test_a_checkpoint_has_the_files_of_the_processor(learner, model_path, tmp_path):
+def test_checkpoint_contains_processor_files(learner, model_path, tmp_path):
     processor = AutoProcessor.from_pretrained(model_path)
     write_run(tmp_path, learner.engine, processor)
     again = AutoProcessor.from_pretrained(tmp_path)

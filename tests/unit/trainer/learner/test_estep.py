@@ -46,13 +46,13 @@ def text(encoder, ids):
     return encoder.tokenizer.decode(ids, skip_special_tokens=False)
 
 
-def test_there_is_a_segment_for_each_record_in_order(e_step, records):
+def test_segments_follow_order_of_records(e_step, records):
     segments, seen = e_step(only_first)
     assert [matched.record for matched in seen] == records
     assert [len(segment) for segment in segments] == [segment.stats.encoded_len for segment in segments]
 
 
-def test_pipeline_asks_for_the_next_step_one_ahead_and_for_what_a_run_without_asks_for(encoder, model, records):
+def test_pipeline_requests_next_step_one_ahead_with_same_seeds(encoder, model, records):
     def run(*, pipelined):
         backend, segments = ScriptedBackend(encoder, records, only_first), []
         e_step = build_e_step(encoder, model, backend, lambda *_: None)
@@ -89,7 +89,7 @@ class LosesFirst(ScriptedBackend):
         return super().generate(requests, **options)
 
 
-def test_push_that_a_lost_server_made_necessary_is_the_one_that_the_step_reports(encoder, model, records):
+def test_step_reports_repeated_push_after_lost_server(encoder, model, records):
     backend = LosesFirst(encoder, records, only_first)
     rollouts = fresh_rollouts(backend, Slowing(), Reporter(), lambda error: None)
     e_step = EStep(model, Teaching(rollouts, Supervisor(sample_tools(encoder), model)))
@@ -98,7 +98,7 @@ def test_push_that_a_lost_server_made_necessary_is_the_one_that_the_step_reports
     assert answers.report.seconds == 2
 
 
-def test_what_the_rollout_missed_is_appended_and_taught(e_step, encoder, matcher):
+def test_missed_objects_are_appended_and_supervised(e_step, encoder, matcher):
     segment = e_step(only_first)[0][0]
     ids = segment.placed.encoding.input_ids.numpy()
     masks = supervision(segment.meta, ids, matcher.vocab)
@@ -111,7 +111,7 @@ def test_what_the_rollout_missed_is_appended_and_taught(e_step, encoder, matcher
     assert taught.endswith("<|im_end|>")
 
 
-def test_matched_coordinates_are_taught_the_ground_truth(e_step, matcher):
+def test_matched_coordinates_are_supervised_with_ground_truth(e_step, matcher):
     segment = e_step(shifted)[0][0]
     ids = segment.placed.encoding.input_ids.numpy()
     masks = supervision(segment.meta, ids, matcher.vocab)
@@ -121,7 +121,7 @@ def test_matched_coordinates_are_taught_the_ground_truth(e_step, matcher):
     assert np.array_equal(written, masks.coord_targets + 30)
 
 
-def test_a_prompt_that_the_server_saw_otherwise_stops_the_run(e_step, encoder, records):
+def test_prompt_tokens_that_differ_on_server_stop_run(e_step, encoder, records):
     class Other(ScriptedBackend):
         def _rollout(self, *asked):
             found = super()._rollout(*asked)
@@ -131,7 +131,7 @@ def test_a_prompt_that_the_server_saw_otherwise_stops_the_run(e_step, encoder, r
         e_step(only_first, Other(encoder, records, only_first))
 
 
-def test_an_answer_that_holds_an_image_token_is_cut_before_it(encoder, matcher, records):
+def test_answer_is_cut_before_image_token(encoder, matcher, records):
     answer = encoder.tokenizer.encode('{"object_1": {"desc": "red box", "bbox_2d": [', add_special_tokens=False)
     image_token = encoder.processor.image_token_id
     matched = matcher.match(records[0], Rollout([1], [*answer, image_token, *answer], "", "s", 0, "stop"))
@@ -139,7 +139,7 @@ def test_an_answer_that_holds_an_image_token_is_cut_before_it(encoder, matcher, 
     assert sample_stats(matched).truncated
 
 
-def test_a_sample_is_logged_with_its_matches(e_step):
+def test_sample_log_contains_predictions_and_matches(e_step):
     document = sample_document(e_step(shifted)[1][0])
     assert document["sample_id"] == "record-0"
     assert document["predictions"][0] == {
@@ -162,7 +162,7 @@ class Numbers(StepAnswers):
         pass
 
 
-def test_each_answer_is_awaited_at_the_same_cost_however_many_there_are():
+def test_each_answer_is_awaited_only_once():
     count, awaited, batch = 40, [], Future()
 
     class Counted(Answers):

@@ -92,12 +92,12 @@ def reads_of_a_step(tmp_path, model, encoder, image_paths):
     return count
 
 
-def test_a_step_reads_as_often_for_many_segments_as_for_few(reads_of_a_step):
+def test_number_of_device_reads_does_not_grow_with_segments(reads_of_a_step):
     few, many = reads_of_a_step(1, 1), reads_of_a_step(4, 1)
     assert sum(many.counts("own").values()) == sum(few.counts("own").values()) <= 3, (few.by, many.by)
     assert many.counts("library") == few.counts("library")
 
 
-def test_the_figures_of_all_micro_steps_are_read_at_once(reads_of_a_step):
+def test_metrics_of_all_micro_steps_are_read_from_device_at_once(reads_of_a_step):
     one, three = reads_of_a_step(2, 1), reads_of_a_step(2, 3)
     assert sum(three.counts("own").values()) == sum(one.counts("own").values()), (one.by, three.by)

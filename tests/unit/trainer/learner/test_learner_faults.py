@@ -112,7 +112,7 @@ def images(tmp_path):
     [(1, cut_off, "truncated"), (2, cut_off, "truncated"), (3, emptied, "it is empty")],
     ids=["a PNG that is cut off", "a JPEG that is cut off", "an empty file"],
 )
-def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(learn, images, place, spoil, cause):
+def test_unreadable_image_sets_sample_aside_and_is_logged_by_file_name(learn, images, place, spoil, cause):
     spoil(images[place])
     run = learn(images)
     assert (run.code, run.last_words) == (OK, "")
@@ -132,7 +132,7 @@ def test_an_image_that_cannot_be_read_costs_its_sample_and_is_named_by_its_file(
     assert run.newest.name == "checkpoint-4"
 
 
-def test_an_image_that_goes_away_while_the_run_starts_costs_its_sample(learn, images, monkeypatch):
+def test_image_deleted_during_start_sets_sample_aside(learn, images, monkeypatch):
     check = main.checked_records
 
     def checked_then_gone(*args, **kwargs):
@@ -148,14 +148,14 @@ def test_an_image_that_goes_away_while_the_run_starts_costs_its_sample(learn, im
     }
 
 
-def test_an_image_without_objects_is_a_sample_like_any_other(learn, images):
+def test_image_without_objects_is_trained_as_normal_sample(learn, images):
     run = learn(images, objects=False)
     assert run.code == OK
     assert run.logged("bad_sample") == []
     assert all(step["loss"] > 0 for step in run.logged("step"))
 
 
-def test_a_held_out_image_that_cannot_be_read_is_left_out_of_the_figures(learn, images, tmp_path):
+def test_unreadable_held_out_image_is_left_out_of_evaluation_metrics(learn, images, tmp_path):
     other = picture(tmp_path, "held-out.png")
     cut_off(other)
     run = learn(images, held_out=[images[0], other], eval_strategy="steps", eval_steps=4)
@@ -168,7 +168,7 @@ def test_a_held_out_image_that_cannot_be_read_is_left_out_of_the_figures(learn, 
     assert run.logged("step")[-1]["bad_samples_total"] == 0
 
 
-def test_an_evaluation_of_bad_samples_alone_has_no_figures(learn, images, tmp_path):
+def test_evaluation_of_only_bad_samples_stops_run(learn, images, tmp_path):
     other = picture(tmp_path, "held-out.png")
     cut_off(other)
     run = learn(images, held_out=[other], eval_strategy="steps", eval_steps=4)
@@ -176,7 +176,7 @@ def test_an_evaluation_of_bad_samples_alone_has_no_figures(learn, images, tmp_pa
     assert "all 1 held-out samples were set aside" in run.last_words
 
 
-def test_more_bad_samples_than_are_allowed_end_the_run_after_a_save(learn, images):
+def test_too_many_bad_samples_stop_run_after_saving(learn, images):
     for one in images[2:]:
         cut_off(one)
     run = learn(images, max_bad_samples=1, per_device_train_batch_size=1, gradient_accumulation_steps=1, save_steps=50)
@@ -190,7 +190,7 @@ def test_more_bad_samples_than_are_allowed_end_the_run_after_a_save(learn, image
     assert noted["sample_id"] == run.logged("bad_sample")[0]["sample_id"]
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_goes_on_counting(learn, images):
+def test_resumed_run_continues_count_of_bad_samples(learn, images):
     for one in images[2:]:
         cut_off(one)
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
@@ -202,7 +202,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_goes_on_counting(learn, images):
     assert [one["step"] for one in raised.logged("step")] == [1, 2, 3, 4]
 
 
-def test_a_sample_that_is_met_again_counts_for_the_step_that_met_it_first(tmp_path):
+def test_repeated_bad_sample_counts_for_step_that_met_it_first(tmp_path):
     samples = BadSamples(5, SimpleNamespace(write=lambda *_: None))
     for step in (1, 4):
         samples.note([BadSample("a", (), ValueError("cut off"))], step=step, of=2)
@@ -210,7 +210,7 @@ def test_a_sample_that_is_met_again_counts_for_the_step_that_met_it_first(tmp_pa
     assert [one["step"] for one in json.loads((tmp_path / FILE).read_text())] == [1]
 
 
-def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
+def test_first_bad_sample_stops_run_when_none_is_allowed(learn, images):
     cut_off(images[1])
     run = learn(images, max_bad_samples=0)
     assert run.code == EXIT_FAILURE
@@ -221,7 +221,7 @@ def test_where_none_is_allowed_the_first_ends_the_run(learn, images):
 # --- numbers that are none ------------------------------------------------------------------------------------------
 
 
-def test_a_gradient_that_is_none_ends_the_run_and_another_start_goes_on(learn, images, monkeypatch):
+def test_non_finite_gradient_stops_run_and_restart_resumes(learn, images, monkeypatch):
     make = main._make_run
 
     def broken(*args):
@@ -265,7 +265,7 @@ def endless_alone(one):
 
 @pytest.mark.parametrize("answer", [endless_alone, huge_index_alone])
 @pytest.mark.parametrize("rows", [StepRowPlanner(ROW), PackedRowPlanner(ROW, capacity=8, min_fill=0.1)])
-def test_an_answer_that_fits_no_row_costs_its_sample(trained, answer, rows):
+def test_answer_too_long_for_row_sets_sample_aside(trained, answer, rows):
     lines, seen, _ = trained(answer=answer, rows=rows, overlong=OverlongRule(ROW, None))
     (logged,) = [one for one in lines if one["event"] == "bad_sample"]
     assert logged["sample_id"] == "record-1"
@@ -276,18 +276,18 @@ def test_an_answer_that_fits_no_row_costs_its_sample(trained, answer, rows):
     assert math.isfinite(step["loss"])
 
 
-def test_an_answer_that_fits_no_row_ends_a_run_that_allows_no_bad_sample(trained):
+def test_answer_too_long_for_row_stops_run_that_allows_no_bad_sample(trained):
     with pytest.raises(PackingError, match="global_max_length"):
         trained(answer=endless_alone, rows=StepRowPlanner(ROW), overlong=OverlongRule(ROW, None), most_bad=0)
 
 
-def test_a_step_of_bad_samples_alone_ends_the_run(trained):
+def test_step_of_only_overlong_answers_stops_run(trained):
     with pytest.raises(BadStepError, match=r"all 3 samples of step 0 were set aside\. The last: record-"):
         trained(answer=endless, rows=StepRowPlanner(ROW), overlong=OverlongRule(ROW, None))
 
 
 @pytest.mark.parametrize("scope", ["unpacked", "micro", "step"])
-def test_the_others_are_taught_as_if_it_had_not_been_there(trained, image_paths, model, scope):
+def test_bad_sample_does_not_change_loss_or_gradient_of_others(trained, image_paths, model, scope):
     """The loss of a step is that of the samples that are left: places, seeds and rows of theirs do not change."""
 
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
@@ -301,13 +301,13 @@ def test_the_others_are_taught_as_if_it_had_not_been_there(trained, image_paths,
     assert with_it.backend.seeds == [17, 18, 19]
 
 
-def test_a_step_whose_only_sample_is_bad_learns_nothing_and_ends_nothing(trained, image_paths):
+def test_step_with_single_bad_sample_trains_nothing_and_run_continues(trained, image_paths):
     lines, _, _ = trained(records=[record(image_paths[0] + ".gone", 0)], most_bad=1)
     (step,) = [one for one in lines if one["event"] == "step"]
     assert (step["loss"], step["grad_norm"], step["bad_samples"]) == (0.0, 0.0, 1)
 
 
-def test_a_record_that_says_another_size_than_its_image_has_costs_its_sample(trained, image_paths):
+def test_record_with_wrong_image_size_sets_sample_aside(trained, image_paths):
     records = [record(path, i, object_1=box("red box", 1, 1, 400, 400)) for i, path in enumerate(image_paths)]
     lines, seen, _ = trained(records=[records[0], replace(records[1], width=7), *records[2:]])
     (logged,) = [one for one in lines if one["event"] == "bad_sample"]
@@ -350,7 +350,7 @@ def events(lines, event):
 
 
 @pytest.mark.parametrize("scope", ["unpacked", "micro", "window", "step"])
-def test_sample_that_is_lost_at_layout_counts_in_its_own_step(trained, image_paths, tmp_path, scope):
+def test_sample_lost_at_layout_counts_in_its_own_step(trained, image_paths, tmp_path, scope):
     lines, _, _ = trained(rows=planner_of(scope), prepare=Loses(image_paths[1]), save_strategy="steps", save_steps=1)
     (lost,) = events(lines, "bad_sample")
     assert (lost["sample_id"], lost["part"], lost["step"]) == ("record-1", "train", 0)
@@ -360,7 +360,7 @@ def test_sample_that_is_lost_at_layout_counts_in_its_own_step(trained, image_pat
     assert [one["sample_id"] for one in json.loads((tmp_path / "checkpoint-1" / FILE).read_text())] == ["record-1"]
 
 
-def test_sample_that_is_lost_at_layout_in_the_last_step_counts(trained, image_paths):
+def test_sample_lost_at_layout_in_last_step_counts(trained, image_paths):
     lines, _, _ = trained(prepare=Loses(image_paths[2]), per_device_train_batch_size=1, max_steps=3)
     bad = [step["bad_samples"] for step in events(lines, "step")]
     assert sum(bad) == 1
@@ -369,18 +369,18 @@ def test_sample_that_is_lost_at_layout_in_the_last_step_counts(trained, image_pa
     assert lost["step"] == bad.index(1)
 
 
-def test_sample_that_is_lost_again_counts_in_each_step_and_once_in_the_run(trained, image_paths):
+def test_sample_lost_repeatedly_counts_in_each_step_and_once_in_run(trained, image_paths):
     lines, _, _ = trained(prepare=Loses(image_paths[0]), max_steps=3)
     assert [(step["bad_samples"], step["bad_samples_total"]) for step in events(lines, "step")] == [(1, 1)] * 3
 
 
-def test_sample_that_comes_back_counts_in_the_step_that_lost_it(trained, image_paths):
+def test_sample_lost_once_and_readable_again_counts_only_in_first_step(trained, image_paths):
     lines, _, _ = trained(prepare=Loses(image_paths[0], times=1), m_steps=2, max_steps=2)
     steps = [(step["bad_samples"], step["bad_samples_total"]) for step in events(lines, "step")]
     assert steps == [(1, 1), (0, 1)]
 
 
-def test_sample_that_is_lost_while_it_waits_for_a_row_counts_in_the_step_of_that_row(trained, image_paths):
+def test_sample_lost_while_waiting_for_row_counts_in_step_of_that_row(trained, image_paths):
     rows = PackedRowPlanner(ROW // 2, capacity=8, min_fill=0.1)
     lines, _, _ = trained(rows=rows, prepare=Loses(*image_paths), max_steps=2)
     steps = events(lines, "step")
@@ -389,37 +389,37 @@ def test_sample_that_is_lost_while_it_waits_for_a_row_counts_in_the_step_of_that
     assert [step["bad_samples_total"] for step in steps] == [1, 2]
 
 
-def test_sample_that_has_waited_for_its_row_is_added_to_the_step_that_loses_it():
+def test_sample_lost_after_waiting_for_row_is_added_to_step_that_loses_it():
     new, waited = SampleStats(gt_objects=2, sample_id="new"), [SampleStats(gt_objects=3, sample_id="waited")]
     joined = StepRecord.joined([StepRecord(samples=[new], lost=waited), StepRecord(lost=waited)])
     assert joined.samples == [new, SampleStats(bad=True, sample_id="waited")]
 
 
-def test_samples_of_one_id_are_lost_each_for_itself():
+def test_losing_sample_does_not_remove_another_with_same_id():
     small, large = (SampleStats(gt_objects=objects, sample_id="same") for objects in (1, 9))
     joined = StepRecord.joined([StepRecord(samples=[small, large], lost=[large])])
     assert joined.samples == [small, SampleStats(bad=True, sample_id="same")]
 
 
-def test_skipped_sample_that_is_lost_at_layout_counts_once(trained, image_paths):
+def test_skipped_sample_lost_at_layout_counts_once(trained, image_paths):
     lines, _, _ = trained(answer=endless_alone, overlong=OverlongRule(ROW, "skip"), prepare=Loses(image_paths[1]))
     (step,) = events(lines, "step")
     assert (step["bad_samples"], step["rollout/overlong_skipped"], step["rollout/gt_objects"]) == (1, 0, 2)
 
 
-def test_sample_that_another_process_than_the_first_has_lost_is_bad():
+def test_sample_lost_by_second_process_is_counted_as_bad():
     kept, lost = (SampleStats(gt_objects=2, sample_id=name) for name in ("kept", "lost"))
     joined = StepRecord.joined([StepRecord(samples=[kept]), StepRecord(samples=[lost], lost=[lost])])
     assert joined.samples == [kept, SampleStats(bad=True, sample_id="lost")]
 
 
-def test_sample_that_is_lost_at_layout_costs_stage_1_its_sample_too(trained, image_paths):
+def test_sample_lost_at_layout_is_counted_in_stage_1(trained, image_paths):
     lines, _, _ = trained(prepare=Loses(image_paths[1]), supervised={})
     (step,) = events(lines, "step")
     assert (step["bad_samples"], step["bad_samples_total"], step["supervised/objects"]) == (1, 1, 2)
 
 
-def test_step_of_stage_1_whose_only_sample_is_bad_has_the_figures_of_stage_1(trained, image_paths):
+def test_stage_1_step_with_only_bad_sample_logs_stage_1_metrics(trained, image_paths):
     for only in (record(image_paths[0] + ".gone", 0), record(image_paths[0], 0)):
         lines, _, _ = trained(records=[only], prepare=Loses(image_paths[0]), supervised={})
         step = events(lines, "step")[-1]
@@ -427,33 +427,33 @@ def test_step_of_stage_1_whose_only_sample_is_bad_has_the_figures_of_stage_1(tra
         assert not any(name.startswith(("rollout/", "sync/")) for name in step)
 
 
-def test_first_sample_that_is_lost_at_layout_ends_a_run_that_allows_none(trained, image_paths, tmp_path):
+def test_first_sample_lost_at_layout_stops_run_that_allows_no_bad_sample(trained, image_paths, tmp_path):
     with pytest.raises(ImageError, match="it is gone"):
         trained(prepare=Loses(image_paths[1]), most_bad=0)
     (step,) = read_log(tmp_path, "step")
     assert (step["bad_samples"], step["bad_samples_total"]) == (1, 1)
 
 
-def test_samples_that_are_lost_at_layout_end_the_run_after_its_line(trained, image_paths, tmp_path):
+def test_too_many_samples_lost_at_layout_stop_run_after_step_is_logged(trained, image_paths, tmp_path):
     with pytest.raises(TooManyBadSamples, match=r"and 2 were in this run\. The last: record-"):
         trained(prepare=Loses(*image_paths[:2]), most_bad=1)
     (step,) = read_log(tmp_path, "step")
     assert (step["bad_samples"], step["bad_samples_total"]) == (2, 2)
 
 
-def test_step_whose_samples_are_all_lost_at_layout_ends_the_run(trained, image_paths, tmp_path):
+def test_step_with_all_samples_lost_at_layout_stops_run(trained, image_paths, tmp_path):
     with pytest.raises(BadStepError, match=r"all 3 samples of step 0 were set aside\. The last: record-"):
         trained(prepare=Loses(*image_paths))
     assert len(read_log(tmp_path, "step")) == 1
 
 
-def test_step_ends_the_run_where_some_are_refused_and_the_others_lost_at_layout(trained, image_paths):
+def test_step_with_all_samples_refused_or_lost_at_layout_stops_run(trained, image_paths):
     records = [record(image_paths[0] + ".gone", 0), *(record(path, i) for i, path in enumerate(image_paths[1:], 1))]
     with pytest.raises(BadStepError, match="all 3 samples of step 0"):
         trained(records=records, prepare=Loses(*image_paths))
 
 
-def test_run_whose_data_were_mended_goes_on_though_it_had_lost_more_than_it_allows(tmp_path):
+def test_resumed_run_above_bad_sample_limit_stops_only_at_next_bad_sample(tmp_path):
     samples = BadSamples(1, SimpleNamespace(write=lambda *_: None))
     samples.lose(BadSample("a", (), ValueError("gone")))
     samples.lose(BadSample("b", (), ValueError("gone")))
@@ -469,7 +469,7 @@ def test_run_whose_data_were_mended_goes_on_though_it_had_lost_more_than_it_allo
 
 
 @pytest.mark.parametrize("rows", ["unpacked", "step", "shared"])
-def test_samples_that_any_process_loses_count_in_all(tmp_path, image_paths, rows):
+def test_samples_lost_by_any_process_count_on_all_processes(tmp_path, image_paths, rows):
     images = [str(shutil.copy(image_paths[0], tmp_path / f"{i}.png")) for i in range(4)]
     run_members(member_that_loses, tmp_path, free_port(), str(tmp_path), images, rows)
     for rank in range(2):
@@ -504,7 +504,7 @@ def too_long(trained, what, answer=endless_alone, rows=None, **options):
     return seen, [one for one in lines if one["event"] == "step"][-1]
 
 
-def test_an_answer_is_cut_after_as_many_objects_as_fit(trained, encoder):
+def test_overlong_answer_is_cut_after_as_many_objects_as_fit(trained, encoder):
     seen, logged = too_long(trained, "cut")
     (cut,) = [one for one in seen if one.kept is not None]
     assert (logged["rollout/overlong_cut"], logged["rollout/overlong_skipped"]) == (1, 0)
@@ -520,19 +520,19 @@ def test_an_answer_is_cut_after_as_many_objects_as_fit(trained, encoder):
 
 
 @pytest.mark.parametrize("rows", [None, PackedRowPlanner(ROW, capacity=8, min_fill=0.1)])
-def test_nothing_of_a_skipped_answer_is_trained_on(trained, rows):
+def test_overlong_answer_is_skipped_when_rule_is_skip(trained, rows):
     seen, logged = too_long(trained, "skip", rows=rows)
     assert [one.skipped for one in sorted(seen, key=lambda one: one.record.index)] == [False, True, False]
     assert logged["rollout/overlong_skipped"] == 1
 
 
-def test_a_sample_whose_true_objects_alone_are_too_long_is_skipped(trained, image_paths):
+def test_sample_with_too_long_ground_truth_is_skipped(trained, image_paths):
     many = {f"object_{i}": box("red box", 100, 100, 400, 400 + i) for i in range(1, 9)}
     records = [record(image_paths[0], 0, **many), record(image_paths[1], 1, object_1=many["object_1"])]
     _, logged = too_long(trained, "cut", answer=perfect, records=records)
     assert (logged["rollout/overlong_cut"], logged["rollout/overlong_skipped"]) == (0, 1)
 
 
-def test_an_overlong_answer_is_refused_where_that_is_asked_for(trained):
+def test_overlong_answer_stops_run_when_rule_is_error(trained):
     with pytest.raises(PackingError, match="post_rollout_overlong"):
         too_long(trained, "error")

@@ -29,7 +29,7 @@ ADAPTERS = {
 ROUNDING = 2e-5  # float32, another order of additions
 
 
-def test_a_step_changes_weights_and_writes_one_record(make, model):
+def test_step_changes_weights_and_logs_one_line(make, model):
     before = model.model.language_model.layers[0].mlp.up_proj.weight.clone()
     harness = make(answer=only_first)
     harness.train()
@@ -44,7 +44,7 @@ def test_a_step_changes_weights_and_writes_one_record(make, model):
     assert (harness.reporter.current.step, harness.reporter.current.loss) == (1, step["loss"])
 
 
-def test_what_does_not_fit_a_row_is_trained_on_later(make):
+def test_segments_that_do_not_fit_row_wait_for_later_step(make):
     rows = PackedRowPlanner(200, capacity=8, min_fill=0.1)
     first, second = [one for one in make(rows=rows, max_steps=2).train() if one["event"] == "step"]
     assert first["packing/post_rollout_buffer"] == 3 - first["packing/post_rollout_segments"] > 0
@@ -70,7 +70,7 @@ def test_accumulated_micro_steps_give_the_mean_loss(make):
     assert parts["loss"] == pytest.approx(whole["loss"], rel=ROUNDING)
 
 
-def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(make):
+def test_perfect_rollouts_have_no_appended_objects_or_tail_loss(make):
     (step,) = [one for one in make(answer=perfect).train() if one["event"] == "step"]
     assert step["rollout/f1"] == 1.0
     assert step["rollout/fn_appended"] == 0
@@ -78,7 +78,7 @@ def test_perfect_rollouts_are_taught_to_end_and_nothing_else_but_coordinates(mak
     assert step["loss/coord_prefix"] > 0
 
 
-def test_an_evaluation_syncs_first_and_logs_its_metrics(make):
+def test_evaluation_pushes_weights_first_and_logs_metrics(make):
     harness = make(answer=only_first)
     metrics = harness.learner.evaluate()
     assert harness.sync.versions == [0]
@@ -88,7 +88,7 @@ def test_an_evaluation_syncs_first_and_logs_its_metrics(make):
     assert evaluation["eval_rollout_f1"] == pytest.approx(2 / 3)
 
 
-def test_answers_are_expected_to_be_as_long_as_the_ground_truth_in_training_and_evaluation(make):
+def test_expected_answer_length_is_that_of_ground_truth(make):
     harness = make()
     harness.learner.train()
     harness.learner.evaluate()
@@ -96,7 +96,7 @@ def test_answers_are_expected_to_be_as_long_as_the_ground_truth_in_training_and_
     assert harness.backend.expected == [len(perfect(one)) for one in records] * 2
 
 
-def test_a_held_out_prompt_that_the_server_saw_otherwise_stops_the_evaluation(make):
+def test_held_out_prompt_tokens_that_differ_on_server_stop_evaluation(make):
     harness = make()
     answer = harness.backend._rollout
     harness.backend._rollout = lambda *asked: dataclasses.replace(answer(*asked), prompt_token_ids=[7])
@@ -104,13 +104,13 @@ def test_a_held_out_prompt_that_the_server_saw_otherwise_stops_the_evaluation(ma
         harness.learner.evaluate()
 
 
-def test_an_evaluation_after_a_step_saves_the_next_step_a_sync(make):
+def test_step_after_evaluation_needs_no_further_push(make):
     harness = make(max_steps=2, eval_strategy="steps", eval_steps=1)
     harness.learner.train()
     assert harness.sync.versions == [0, 1, 2]
 
 
-def test_a_run_that_is_asked_to_stop_stops_before_its_next_rollouts(make):
+def test_interrupted_run_stops_before_requesting_rollouts(make):
     harness = make(max_steps=3)
     harness.interrupt.request()
     with pytest.raises(Interrupted):
@@ -118,7 +118,7 @@ def test_a_run_that_is_asked_to_stop_stops_before_its_next_rollouts(make):
     assert harness.backend.plans == []
 
 
-def test_report_has_the_mean_loss_since_the_last_one_and_the_last_step_s_other_figures(make):
+def test_report_has_mean_loss_since_last_report_and_other_metrics_of_last_step(make):
     harness = make(max_steps=5, logging_steps=2, logging_first_step=True)
     harness.train()
     steps, reports = harness.lines("step"), [one for one in harness.learner.state.log_history if "loss" in one]
@@ -143,7 +143,7 @@ class Recorded(TrainerCallback):
     on_train_end = partialmethod(note, event="end")
 
 
-def test_trackers_hear_of_reports_evaluations_checkpoints_and_of_begin_and_end(make, monkeypatch):
+def test_trackers_receive_reports_evaluations_checkpoints_start_and_end(make, monkeypatch):
     monkeypatch.setattr(Recorded, "told", [])
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "tensorboard", Recorded)
     make(
@@ -160,14 +160,14 @@ def test_trackers_hear_of_reports_evaluations_checkpoints_and_of_begin_and_end(m
     assert last > {"train_loss", "train_runtime", "epoch"}
 
 
-def test_first_evaluation_precedes_the_first_step_and_no_resumed_one(make, tmp_path):
+def test_eval_on_start_runs_before_first_step_but_not_on_resume(make, tmp_path):
     options = {"eval_on_start": True, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps"}
     make(max_steps=1, **options, save_steps=1).train()
     make(max_steps=2, **options, save_steps=9).learner.train(tmp_path / "checkpoint-1")
     assert [one["step"] for one in read_log(tmp_path, "evaluation")] == [0, 1, 2]
 
 
-def test_figure_that_no_evaluation_has_is_refused_with_those_there_are(make):
+def test_unknown_best_model_metric_is_refused_with_known_metrics(make):
     harness = make(
         eval_strategy="steps", eval_steps=1, save_strategy="steps", save_steps=1, metric_for_best_model="rollout_f2"
     )
@@ -175,7 +175,7 @@ def test_figure_that_no_evaluation_has_is_refused_with_those_there_are(make):
         harness.train()
 
 
-def test_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(make, tmp_path, caplog):
+def test_missing_best_checkpoint_is_forgotten_with_warning(make, tmp_path, caplog):
     options = {
         "eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1,
         "metric_for_best_model": "rollout_f1",
@@ -188,7 +188,7 @@ def test_best_checkpoint_that_is_gone_is_forgotten_with_a_warning(make, tmp_path
     assert (learner.state.best_model_checkpoint, learner.state.best_metric) == (None, pytest.approx(2 / 3))
 
 
-def test_run_names_the_step_that_is_under_way(make, records, tmp_path):
+def test_activity_names_current_step(make, records, tmp_path):
     harness, said = make(max_steps=2, save_strategy="steps", save_steps=1), []
     for step in (0, 1):
         before_step(harness.learner, step, lambda: said.append(ACTIVITY.line()))
@@ -196,12 +196,12 @@ def test_run_names_the_step_that_is_under_way(make, records, tmp_path):
     assert [one.partition(" (")[0] for one in said] == ["step 1 of 2", "step 2 of 2"]
 
 
-def test_samples_that_still_wait_when_the_run_ends_are_warned_of(make, caplog):
+def test_samples_waiting_for_row_at_end_of_run_are_reported(make, caplog):
     make(rows=PackedRowPlanner(200, capacity=8, min_fill=0.1)).train()
     assert re.search(r"[12] samples were waiting for a packed row when the run ended: not trained on", caplog.text)
 
 
-def test_resumed_run_trains_to_the_weights_of_one_that_was_not_interrupted(tmp_path, model, encoder, records):
+def test_resumed_run_reaches_weights_of_uninterrupted_run(tmp_path, model, encoder, records):
     """With dropout, weight decay, warm-up and a cosine, within an epoch."""
 
     def trained(folder, checkpoint=None, **options):

@@ -105,7 +105,7 @@ def assert_same(found, expected, *, steps=0):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_resume_to_what_they_train_without_a_stop(train, case):
+def test_two_resumed_processes_equal_uninterrupted_ones(train, case):
     whole, checkpoint = train(case, "whole")
     (figures, weights), (others, other_weights) = whole
     assert figures == others

@@ -50,7 +50,7 @@ def coord_loss(logits, bins, options):
     return stage2_loss(logits, targets([], bins), COORD_IDS, options).coord.item()
 
 
-def test_the_soft_target_is_zero_beyond_the_truncation():
+def test_soft_target_is_zero_beyond_truncation():
     (target,) = soft_targets(torch.tensor([10]), RolloutMatching(target_truncate=2))
     assert torch.nonzero(target).flatten().tolist() == [8, 9, 10, 11, 12]
     (point,) = soft_targets(torch.tensor([10]), RolloutMatching(target_truncate=0))
@@ -84,7 +84,7 @@ def reference(logits, wanted, options):
         RolloutMatching(target_truncate=8, temperature_coord=0.5),
     ],
 )
-def test_float32_agrees_with_a_float64_reference(options):
+def test_float32_loss_agrees_with_float64_reference(options):
     hidden, weight, wanted = random_case()
     logits = hidden @ weight.T
     parts = stage2_loss(logits, wanted, COORD_IDS, options)
@@ -94,7 +94,7 @@ def test_float32_agrees_with_a_float64_reference(options):
     assert parts.total.item() == pytest.approx(ce + coord, rel=1e-5)
 
 
-def test_prefix_and_tail_are_means_of_their_own():
+def test_prefix_and_tail_losses_are_separate_means():
     hidden, weight, wanted = random_case(coords=9)
     parts = stage2_loss(hidden @ weight.T, wanted, COORD_IDS, RolloutMatching())
     assert (parts.ce_count, parts.coord_prefix_count, parts.coord_tail_count) == (12, 4, 5)
@@ -104,7 +104,7 @@ def test_prefix_and_tail_are_means_of_their_own():
 @pytest.mark.parametrize(("ordinary", "coords"), [(12, 9), (0, 9), (12, 0), (0, 0)])
 @pytest.mark.parametrize("rows", [1, 5, 100])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_chunked_form_equals_the_plain_one(ordinary, coords, rows, weighted):
+def test_chunked_loss_and_gradients_equal_plain_loss(ordinary, coords, rows, weighted):
     hidden, weight, wanted = random_case(ordinary, coords, torch.float64)
     if weighted:
         wanted = replace(wanted, weights=torch.linspace(-1, 1.5, ordinary))
@@ -128,14 +128,14 @@ def test_frozen_inputs_get_no_gradient():
     assert weight.grad is None
 
 
-def test_no_gradient_is_computed_without_grad_mode():
+def test_loss_requires_no_gradient_under_no_grad():
     hidden, weight, wanted = random_case()
     with torch.no_grad():
         parts = stage2_loss_from_hidden(hidden.requires_grad_(), weight, wanted, COORD_IDS, RolloutMatching())
     assert not parts.total.requires_grad
 
 
-def test_bfloat16_layers_agree_with_their_plain_form():
+def test_chunked_bfloat16_loss_agrees_with_plain_loss():
     hidden, weight, wanted = random_case(dtype=torch.bfloat16)
     hidden.requires_grad_()
     weight.requires_grad_()
@@ -176,7 +176,7 @@ def test_gradients_pass_gradcheck():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e30, 0.0])
 @pytest.mark.parametrize(("ordinary", "coords"), [(2, 2), (0, 2), (2, 0), (0, 0)])
-def test_no_logits_make_it_nan(value, ordinary, coords):
+def test_loss_and_gradient_are_finite_for_non_finite_logits(value, ordinary, coords):
     logits = torch.full((ordinary + coords, V), value).requires_grad_()
     wanted = targets([3] * ordinary, [0, 999][:coords])
     parts = stage2_loss(logits, wanted, COORD_IDS, RolloutMatching())
@@ -187,7 +187,7 @@ def test_no_logits_make_it_nan(value, ordinary, coords):
     assert torch.isfinite(logits.grad).all()
 
 
-def test_one_nan_among_the_logits_counts_as_zero():
+def test_nan_among_coordinate_logits_counts_as_zero():
     logits = torch.randn(1, V)
     broken = logits.clone()
     logits[0, 600], broken[0, 600] = 0.0, float("nan")
@@ -211,17 +211,17 @@ def losses_of_a_split(normalizer):
     return whole, sum(split) / 2
 
 
-def test_a_loss_over_the_window_does_not_depend_on_its_split():
+def test_window_normalized_loss_does_not_depend_on_micro_step_split():
     whole, split = losses_of_a_split("window")
     torch.testing.assert_close(split, whole)
 
 
-def test_a_loss_over_micro_steps_does():
+def test_micro_step_normalized_loss_depends_on_micro_step_split():
     whole, split = losses_of_a_split("micro")
     assert split != pytest.approx(whole.item(), rel=1e-3)
 
 
-def test_a_window_without_coordinates_divides_by_one():
+def test_window_without_coordinates_has_denominator_one():
     (alone,) = window_means([targets([1, 2], [])], 1)
     assert (alone.ce_denominator, alone.coord_denominator) == (2, 1)
 
@@ -229,7 +229,7 @@ def test_a_window_without_coordinates_divides_by_one():
 @pytest.mark.parametrize(
     "shape", [{"target_sigma": k} for k in (5e-324, 1e-30, 1e300)] + [{"temperature_coord": 1e-300}]
 )
-def test_no_width_and_no_temperature_make_it_nan(shape):
+def test_loss_is_finite_for_extreme_sigma_and_temperature(shape):
     logits = random_case(ordinary=0, coords=3)
     logits = (logits[0] @ logits[1].T).requires_grad_()
     total = stage2_loss(logits, targets([], [0, 500, 999]), COORD_IDS, RolloutMatching(**shape)).total
@@ -253,7 +253,7 @@ class LargestTensor(TorchDispatchMode):
         return found
 
 
-def test_no_tensor_grows_with_positions_times_vocabulary():
+def test_chunked_loss_allocates_no_tensor_of_positions_times_vocabulary():
     hidden, weight, wanted = random_case(ordinary=60, coords=40)
     inputs = [one.requires_grad_() for one in (hidden, weight)]
     with LargestTensor() as plain:
@@ -264,7 +264,7 @@ def test_no_tensor_grows_with_positions_times_vocabulary():
     assert chunked.elements == V * H  # the output layer itself
 
 
-def test_targets_come_from_masks_ordinary_tokens_first():
+def test_loss_targets_list_ordinary_tokens_before_coordinates():
     labels = np.array([-100, -100, 4, -100, 5])
     masks = Supervision(labels, np.array([1, 3]), np.array([77, 500]), np.array([True, False]))
     wanted = loss_targets(masks)
@@ -275,7 +275,7 @@ def test_targets_come_from_masks_ordinary_tokens_first():
     assert (wanted.ce_denominator, wanted.coord_denominator) == (2, 2)
 
 
-def test_weights_multiply_cross_entropies_and_below_zero_teach_against_the_token():
+def test_token_weights_scale_cross_entropy_and_negative_ones_penalise_token():
     logits = torch.zeros(3, V)
     logits[2, 5] = 40.0  # a token that is certain: 1 - p underflows, its logarithm must not
     wanted = replace(targets([1, 2, 5], []), weights=torch.tensor([1.5, -0.1, -0.5]))
@@ -284,7 +284,7 @@ def test_weights_multiply_cross_entropies_and_below_zero_teach_against_the_token
     assert parts.ce.item() == pytest.approx((1.5 * math.log(V) + 0.1 * against[0] + 0.5 * against[1]) / 3, rel=1e-6)
 
 
-def test_what_is_taught_against_becomes_less_probable_and_all_others_more():
+def test_negative_weight_lowers_token_logit_and_raises_all_others():
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(3)).requires_grad_()
     wanted = replace(targets([4], []), weights=torch.tensor([-1.0]))
     stage2_loss(logits, wanted, COORD_IDS, RolloutMatching()).total.backward()
@@ -294,7 +294,7 @@ def test_what_is_taught_against_becomes_less_probable_and_all_others_more():
 
 
 @pytest.mark.parametrize("weights", [None, torch.linspace(-1, 1.5, 12)])
-def test_repeated_row_adds_no_loss_and_no_gradient(weights):
+def test_repeated_row_adds_neither_loss_nor_gradient(weights):
     hidden, weight, wanted = random_case()
     inputs = [one.requires_grad_() for one in (hidden, weight)]
     repeated = replace(wanted, weights=weights).without_loss().divided_by(ce=12, coord=9)
@@ -305,7 +305,7 @@ def test_repeated_row_adds_no_loss_and_no_gradient(weights):
     assert not any(one.grad.any() for one in inputs)
 
 
-def test_weights_of_one_are_no_weights():
+def test_token_weights_of_one_do_not_change_loss():
     hidden, weight, wanted = random_case()
     logits = hidden @ weight.T
     ones = replace(wanted, weights=torch.ones(len(wanted.labels)))
@@ -313,7 +313,7 @@ def test_weights_of_one_are_no_weights():
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_the_targets_of_ordinary_tokens_keep_their_weights_alone():
+def test_only_ordinary_token_targets_keep_weights():
     labels = np.array([-100, 4, 5, -100])
     weights = np.array([1.0, 1.0, -0.5, 1.0])
     masks = Supervision(labels, np.array([3]), np.array([500]), np.array([False]), weights)
@@ -326,7 +326,7 @@ TERMS = [(case, term) for case in golden()["loss"] for term in ("soft_ce", "w1",
 
 
 @pytest.mark.parametrize(("case", "term"), TERMS)
-def test_loss_terms(case, term):
+def test_loss_terms_match_golden_values(case, term):
     weights = {f"{name}_weight": float(name == term) for name in ("soft_ce", "w1", "gate")}
     logits = torch.zeros(1, 1000 + case["others"])
     if case["peak"] is not None:
@@ -339,7 +339,7 @@ def test_loss_terms(case, term):
 
 
 @pytest.mark.parametrize("case", golden()["soft_target"])
-def test_soft_target(case):
+def test_soft_target_matches_golden_values(case):
     options = RolloutMatching(target_sigma=case["sigma"], target_truncate=case["truncate"])
     (found,) = soft_targets(torch.tensor([case["target"]]), options, torch.float64)
     assert found.sum().item() == pytest.approx(1)

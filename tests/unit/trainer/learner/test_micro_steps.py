@@ -48,12 +48,12 @@ def trained(groups, *, plans_ahead):
 
 
 @pytest.mark.parametrize(("count", "plans_ahead"), [(4, False), (4, True), (2, True)])
-def test_gradients_are_reduced_in_the_last_pass_alone_however_many_groups_a_process_has(count, plans_ahead):
+def test_gradients_are_reduced_only_in_last_pass(count, plans_ahead):
     """A process that shares its rows with another has fewer groups than raw batches."""
     _, _, last = trained([group(place) for place in range(count)], plans_ahead=plans_ahead)
     assert last == [False] * (count - 1) + [True]
 
 
-def test_repeated_group_takes_part_in_a_pass_and_in_no_figure():
+def test_repeated_row_group_is_passed_but_not_counted():
     done, losses, last = trained([group(3), group(1), group(1, repeated=True)], plans_ahead=True)
     assert (done, sorted(losses), last) == ([1, 3], [1.0, 3.0], [False, False, True])

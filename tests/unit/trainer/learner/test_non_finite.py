@@ -59,7 +59,7 @@ def assert_whole(folder, step):
             assert all(bool(one.isfinite().all()) for one in load_file(file).values()), file
 
 
-def test_a_model_that_begins_with_a_weight_that_is_none_is_refused(make, model, tmp_path):
+def test_model_with_non_finite_weight_is_refused_at_start(make, model, tmp_path):
     break_weight(model)
     with pytest.raises(ConfigError, match=rf"model\.model: .*{BROKEN} is not finite"):
         make().train()
@@ -68,7 +68,7 @@ def test_a_model_that_begins_with_a_weight_that_is_none_is_refused(make, model, 
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
-def test_a_weight_that_breaks_is_named_with_step_pass_and_samples(make, model, tmp_path, scope, max_grad_norm):
+def test_non_finite_weight_stops_run_and_names_step_and_samples(make, model, tmp_path, scope, max_grad_norm):
     learner = make(scope, max_grad_norm=max_grad_norm)
     before_step(learner, 1, lambda: break_weight(model))
     with pytest.raises(NonFiniteError, match=rf"step 2: .*samples .*record-.*; the weight {BROKEN} is not finite"):
@@ -78,7 +78,7 @@ def test_a_weight_that_breaks_is_named_with_step_pass_and_samples(make, model, t
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_a_gradient_that_is_none_changes_no_weight(make, model, tmp_path, scope):
+def test_non_finite_gradient_stops_run_before_weights_change(make, model, tmp_path, scope):
     """The weights are those of the checkpoint, and the pass that brought it is named."""
     learner, passes = make(scope), []
 
@@ -94,7 +94,7 @@ def test_a_gradient_that_is_none_changes_no_weight(make, model, tmp_path, scope)
     assert_whole(tmp_path, 1)
 
 
-def test_the_micro_step_and_its_samples_are_those_that_brought_it(make, model, records):
+def test_non_finite_gradient_error_names_micro_step_and_samples(make, model, records):
     learner, passes, seen = make(), [], []
 
     def second(gradient):
@@ -110,7 +110,7 @@ def test_the_micro_step_and_its_samples_are_those_that_brought_it(make, model, r
     assert len(seen) == len(records)
 
 
-def test_a_loss_that_is_none_is_named_as_the_loss(make, tmp_path):
+def test_non_finite_loss_stops_run_and_names_samples(make, tmp_path):
     learner = make()
     note = learner.finite.note
     learner.finite.note = lambda kind, samples, loss, *rest: note(kind, samples, loss * math.inf, *rest)
@@ -119,7 +119,7 @@ def test_a_loss_that_is_none_is_named_as_the_loss(make, tmp_path):
     assert newest_whole(tmp_path) is None
 
 
-def test_a_weight_that_breaks_in_the_step_itself_is_not_saved(make, model, tmp_path):
+def test_weight_overflow_in_optimizer_step_is_not_saved(make, model, tmp_path):
     """Finite gradients can still overflow a weight."""
     learner, ended = make(), []
 
@@ -134,7 +134,7 @@ def test_a_weight_that_breaks_in_the_step_itself_is_not_saved(make, model, tmp_p
     assert_whole(tmp_path, 1)
 
 
-def test_a_step_on_the_way_out_is_not_saved_either(make, model, tmp_path):
+def test_non_finite_weight_is_not_saved_at_exit(make, model, tmp_path):
     learner = make(max_steps=1, save_strategy="no")
     learner.train()
     break_weight(model)
@@ -149,26 +149,26 @@ def scaled(model):
     return FiniteGuard(model, torch.device("cpu"), scaled=True)
 
 
-def test_overflows_of_float16_are_the_scalers_until_they_are_all_that_comes(scaled):
+def test_fp16_overflows_stop_run_only_after_limit_of_consecutive_steps(scaled):
     for _ in range(MOST_OVERFLOWS - 1):
         assert not math.isfinite(scaled.check(math.inf, step=1))
     with pytest.raises(NonFiniteError, match="the gradient norm is inf"):
         scaled.check(math.inf, step=1)
 
 
-def test_a_step_without_overflow_begins_the_count_again(scaled):
+def test_fp16_step_without_overflow_resets_overflow_count(scaled):
     for _ in range(2 * MOST_OVERFLOWS):
         scaled.check(math.inf, step=1)
         scaled.check(1.0, step=1)
 
 
-def test_a_weight_that_breaks_under_float16_is_no_overflow(scaled, model):
+def test_non_finite_weight_under_fp16_stops_run_at_once(scaled, model):
     break_weight(model)
     with pytest.raises(NonFiniteError, match=BROKEN):
         scaled.check(math.inf, step=1)
 
 
-def test_a_resumed_checkpoint_with_such_a_weight_is_refused(make, model, tmp_path):
+def test_checkpoint_with_non_finite_weight_is_refused_on_resume(make, model, tmp_path):
     make(max_steps=1).train()
     (file,) = (tmp_path / "checkpoint-1").glob("*.safetensors")
     tensors = load_file(file)
@@ -192,7 +192,7 @@ def member(rank, port, folder, paths):
     Path(folder, f"{rank}.json").write_text(json.dumps([str(caught.value), total, harness.learner.state.global_step]))
 
 
-def test_of_two_processes_both_end_and_count_alike(tmp_path, image_paths):
+def test_non_finite_gradient_stops_both_processes_with_same_message(tmp_path, image_paths):
     run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     for message, total, step in found:

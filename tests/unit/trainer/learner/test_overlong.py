@@ -32,7 +32,7 @@ def fitted(length, what, *, appended=1):
 
 
 @pytest.mark.parametrize("what", ["cut", "skip", "error", None])
-def test_answer_that_just_fills_a_row_stays_as_it_is(what):
+def test_answer_that_exactly_fills_row_is_unchanged(what):
     assert fitted(PROMPT + ENDS[-1], what) is WHOLE
 
 
@@ -46,11 +46,11 @@ def test_cut_answer_keeps_as_many_objects_as_fit(length, appended, kept):
 
 
 @pytest.mark.parametrize(("length", "what"), [(4, "cut"), (13, "skip")])
-def test_answer_is_skipped_where_nothing_of_it_fits_or_nothing_may_be_cut(length, what):
+def test_answer_is_skipped_when_no_object_fits_or_rule_is_skip(length, what):
     assert fitted(length, what).skipped
 
 
-def test_answer_too_long_for_a_row_is_a_bad_sample_without_a_rule():
+def test_overlong_answer_without_rule_raises_overlong_error():
     with pytest.raises(OverlongError, match="segment of 14 tokens; at most global_max_length = 13"):
         fitted(13, None)
 
@@ -60,7 +60,7 @@ def one_too_many(record):
     return serialize_objects([*record.objects, GTObject("ghost", "bbox", (0, 900, 50, 999))])
 
 
-def test_skipped_answer_counts_as_skipped_and_not_as_cut(encoder, model, records):
+def test_skipped_answer_is_not_counted_as_cut(encoder, model, records):
     tools, (one, *_) = sample_tools(encoder), records
     chat = tools.prompts.chat(one)
     rollout = ScriptedBackend(encoder, records, one_too_many)._rollout(RolloutRequest(chat), 0)

@@ -79,7 +79,7 @@ def assert_near(found, expected):
         assert (gradient - expected[name]).norm() <= 1e-4 * expected[name].norm() + 1e-6, name
 
 
-def test_a_sequence_alone_in_a_row_gives_what_the_model_gives_without_our_positions(model, sequences):
+def test_single_sequence_row_equals_model_with_default_positions(model, sequences):
     for placed, found in zip(sequences, alone(model, sequences), strict=True):
         encoding = placed.encoding
         expected = model(
@@ -92,21 +92,21 @@ def test_a_sequence_alone_in_a_row_gives_what_the_model_gives_without_our_positi
         assert torch.equal(found, expected)
 
 
-def test_packed_sequences_give_what_each_gives_alone(model, sequences):
+def test_packed_sequence_logits_equal_unpacked_ones(model, sequences):
     rows = [sequences[:2], sequences[2:]]  # the second row is padded
     for arrangement in ([sequences], rows):
         for part, expected in zip(logits(model, arrangement), alone(model, sequences), strict=True):
             torch.testing.assert_close(part, expected, rtol=0, atol=ROUNDING)
 
 
-def test_packed_gradients_equal_the_sum_of_unpacked_ones(model, sequences):
+def test_packed_gradients_equal_sum_of_unpacked_ones(model, sequences):
     together = gradients(model, logits(model, [sequences]), sequences)
     assert any("visual" in name for name in together)
     assert_near(together, gradients(model, alone(model, sequences), sequences))
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_changing_one_sequence_moves_no_other_one_in_its_row(model, sequences, training):
+def test_changing_sequence_does_not_affect_others_in_packed_row(model, sequences, training):
     model.train(training)
     first, *rest = sequences
     changed = dataclasses.replace(
@@ -120,7 +120,7 @@ def test_changing_one_sequence_moves_no_other_one_in_its_row(model, sequences, t
     assert all(map(torch.equal, before[1:], after[1:]))
 
 
-def test_sequences_without_an_image_share_a_row_with_those_that_have_one(model, encoder, sequences):
+def test_sequences_with_and_without_images_share_packed_row(model, encoder, sequences):
     chats = [[{"role": "user", "content": text}] for text in ("Say nothing.", "List the shapes of the alphabet.")]
     texts = placed_all(model, encoder, chats)
     row = [texts[0], sequences[0], texts[1], sequences[1]]
@@ -130,27 +130,27 @@ def test_sequences_without_an_image_share_a_row_with_those_that_have_one(model, 
     assert_near(gradients(model, packed, row), gradients(model, alone(model, row), row))
 
 
-def test_images_are_joined_in_the_order_of_their_tokens(sequences):
+def test_images_are_concatenated_in_token_order(sequences):
     rows = collate([[sequences[2], sequences[0]], [sequences[1]]], pad_token_id=0)
     grids = [sequences[i].encoding.image_grid_thw for i in (2, 0, 1)]
     assert torch.equal(rows.image_grid_thw, torch.cat(grids))
     assert len({tuple(grid[0].tolist()) for grid in grids}) == 3
 
 
-def test_packed_attention_gives_what_a_mask_over_the_whole_row_gives(packed, masked, sequences):
+def test_packed_attention_equals_block_mask_over_row(packed, masked, sequences):
     for part, expected in zip(logits(packed, [sequences]), logits(masked, [sequences]), strict=True):
         torch.testing.assert_close(part, expected, rtol=0, atol=ROUNDING)
     found = gradients(packed, logits(packed, [sequences]), sequences)
     assert_near(found, gradients(masked, logits(masked, [sequences]), sequences))
 
 
-def test_layers_that_are_computed_again_in_the_backward_pass_see_the_same_sequences(packed, sequences):
+def test_gradient_checkpointing_with_packed_attention_gives_same_gradients(packed, sequences):
     plain = gradients(packed.train(), logits(packed, [sequences]), sequences)
     packed.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     assert_near(gradients(packed, logits(packed, [sequences]), sequences), plain)
 
 
-def test_no_mask_is_built_for_a_packed_row(packed, sequences):
+def test_packed_attention_builds_no_mask_tensor(packed, sequences):
     seen = []
     packed.model.language_model.layers[0].register_forward_pre_hook(
         lambda layer, args, kwargs: seen.append(kwargs["attention_mask"]), with_kwargs=True
@@ -160,7 +160,7 @@ def test_no_mask_is_built_for_a_packed_row(packed, sequences):
     assert "tensor" not in vars(seen[0])
 
 
-def test_the_vision_tower_attends_to_all_images_in_one_call(packed, sequences, monkeypatch):
+def test_vision_tower_processes_all_images_in_one_attention_call(packed, sequences, monkeypatch):
     calls = []
 
     def recording(module, *args, **kwargs):
@@ -172,7 +172,7 @@ def test_the_vision_tower_attends_to_all_images_in_one_call(packed, sequences, m
     assert calls == [(False, len(sequences))] * packed.config.vision_config.depth
 
 
-def test_generation_with_a_cache_and_padding_is_that_of_sdpa(packed, masked, encoder, chats):
+def test_packed_attention_generation_with_cache_and_padding_equals_sdpa(packed, masked, encoder, chats):
     inputs = left_padded([encoder.prompt(chat) for chat in chats], pad=0)
     assert not inputs["attention_mask"].all()
     options = {"max_new_tokens": 12, "do_sample": False, "use_cache": True, "output_logits": True}
@@ -181,7 +181,7 @@ def test_generation_with_a_cache_and_padding_is_that_of_sdpa(packed, masked, enc
     torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=0, atol=ROUNDING)
 
 
-def test_a_model_that_was_loaded_so_is_saved_without_it(packed, tmp_path):
+def test_packed_attention_is_not_saved_in_model_config(packed, tmp_path):
     packed.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype=None, attn_implementation="sdpa")
     assert again.config.vision_config._attn_implementation == "sdpa"

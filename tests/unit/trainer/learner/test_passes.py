@@ -8,7 +8,7 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from tests.unit.trainer.learner.harness import only_first
 
 
-def test_the_loss_of_a_pass_is_divided_once(make, records):
+def test_loss_of_pass_is_divided_once(make, records):
     learner = make(answer=only_first, per_device_train_batch_size=1, gradient_accumulation_steps=3).learner
     passes, losses = learner.passes, []
     passes.engine.run_pass = lambda *, last: nullcontext()

@@ -48,7 +48,7 @@ def steps(folder):
 @pytest.mark.parametrize(
     ("proved_at", "kept"), [(1, [1, 5]), (2, [2, 5]), (4, [4, 5]), (9, [5])], ids=["1", "2", "4", "never"]
 )
-def test_a_contradiction_sets_aside_what_is_newer_than_the_last_proof(tmp_path, start, proved_at, kept, caplog):
+def test_failed_proof_sets_aside_checkpoints_newer_than_last_proof(tmp_path, start, proved_at, kept, caplog):
     folder = tmp_path / "run"
     learner = start(folder, last=5, proved_at=proved_at, kept=1)
     assert steps(folder) == kept
@@ -60,26 +60,26 @@ def test_a_contradiction_sets_aside_what_is_newer_than_the_last_proof(tmp_path, 
     assert not list(folder.glob("*checkpoint-*"))
 
 
-def test_a_start_whose_first_proof_contradicts_doubts_what_the_one_before_it_did_not_prove(earlier, start):
+def test_failed_first_proof_of_restart_sets_aside_unproved_earlier_checkpoints(earlier, start):
     start(earlier, last=LAST + 1).set_unproved_aside()
     assert steps(earlier) == [1, PROVED]
     start(earlier, last=LAST).set_unproved_aside()
     assert steps(earlier) == [1, PROVED], "what was proved is never doubted"
 
 
-def test_a_start_that_proves_its_first_sync_vouches_for_what_it_resumed_from(earlier, start):
+def test_passed_first_proof_of_restart_proves_resumed_checkpoint(earlier, start):
     start(earlier, last=LAST + 2, proved_at=LAST).set_unproved_aside()
     assert steps(earlier) == [1, PROVED, LAST - 1, LAST]
 
 
-def test_what_an_earlier_start_proved_is_not_removed_before_there_is_a_newer_proof(earlier, start):
+def test_proved_checkpoint_of_earlier_start_is_kept_until_newer_proof(earlier, start):
     start(earlier, last=LAST + 2, kept=1)
     assert steps(earlier) == [PROVED, LAST + 2]
     start(earlier, last=LAST + 4, kept=1, proved_at=LAST + 3)
     assert steps(earlier) == [LAST + 3, LAST + 4]
 
 
-def test_a_checkpoint_that_a_person_names_stays_and_newer_ones_of_before_do_not(earlier, start):
+def test_failed_proof_keeps_explicitly_named_checkpoint_and_removes_newer_ones(earlier, start):
     named = earlier / f"checkpoint-{LAST - 1}"
     start(earlier, last=LAST, named=named).set_unproved_aside()
     assert steps(earlier) == [1, PROVED, LAST - 1]
@@ -88,6 +88,6 @@ def test_a_checkpoint_that_a_person_names_stays_and_newer_ones_of_before_do_not(
 @pytest.mark.parametrize(
     "written", ["", "[1]", "{}", '{"proved_step": "x"}', '{"proved_step": -3}', '{"proved_step": true}', "[" * 100_000]
 )
-def test_a_manifest_that_cannot_be_read_vouches_for_nothing(tmp_path, written):
+def test_unreadable_manifest_has_no_proved_step(tmp_path, written):
     (tmp_path / MANIFEST).write_text(written)
     assert proved_step_of(tmp_path) is None

@@ -15,7 +15,7 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from tests.unit.trainer.learner.harness import box, build, record, shifted
 
 
-def test_other_records_than_those_of_the_kept_rollouts_are_an_error():
+def test_reusing_rollouts_for_other_records_raises_error():
     current = CurrentStep(None, SingleRowPlanner())
     current.set_batches([[Record(1, "a", (), 8, 8)]], global_step=5, uses=3)
     current._kept.groups = [RowGroup(0, [], {}, [])]
@@ -27,7 +27,7 @@ def test_other_records_than_those_of_the_kept_rollouts_are_an_error():
 
 
 @pytest.mark.parametrize(("step", "served"), [(4, False), (5, False), (6, True), (7, True), (8, False), (9, False)])
-def test_rows_are_reused_by_the_steps_that_follow_as_often_as_agreed(step, served):
+def test_kept_rows_serve_only_agreed_number_of_following_steps(step, served):
     assert KeptRows(5, 3, [], [RowGroup(0, [], {}, [])]).serves(step) is served
     assert not KeptRows(5, 3, []).serves(step), "their own step was not finished"
 
@@ -38,7 +38,7 @@ class Piece(list):
     stats = None
 
 
-def test_checkpoint_in_the_midst_of_a_step_keeps_the_segments_that_waited_before_it():
+def test_checkpoint_within_step_keeps_segments_that_waited_before_step():
     """The resumed run makes the rollouts of that step again."""
     before, new = Piece([1] * 6), Piece([1] * 7)
     answers = SimpleNamespace(micro_steps=lambda: [[new]], stopwatch=Stopwatch(), report=None)
@@ -52,7 +52,7 @@ def test_checkpoint_in_the_midst_of_a_step_keeps_the_segments_that_waited_before
     assert list(current.waiting(4)) == [new]
 
 
-def test_a_run_whose_rows_hold_less_than_comes_is_warned_once_before_it_ends(caplog):
+def test_growing_packing_buffer_is_warned_about_once_before_error(caplog):
     """A valid configuration ended at step 81 with exit code 64, and nothing had warned of it."""
     planner = PackedRowPlanner(10, capacity=8, min_fill=0.1)
     warned = []
@@ -113,12 +113,12 @@ def test_each_window_is_generated_once_and_trained_on_m_times(make):
     assert [step["sync/bytes"] for step in steps] == [10, 0, 10, 0, 10], "what a step has pushed itself"
 
 
-def test_one_step_for_each_window_is_no_reuse(make):
+def test_single_step_per_window_logs_no_reuse_metrics(make):
     lines = make(m_steps=1).train()
     assert ["rollout/buffer_reuse" in one for one in lines if one["event"] == "step"] == [False] * 3
 
 
-def test_a_run_that_goes_on_in_the_midst_of_a_window_makes_its_rollouts_again_and_skips_nothing(make, tmp_path):
+def test_run_resumed_within_window_generates_its_rollouts_again(make, tmp_path):
     make(m_steps=2, max_steps=3, save_strategy="steps", save_steps=3).learner.train()
     again = make(m_steps=2, max_steps=5)
     again.learner.train(tmp_path / "checkpoint-3")
@@ -131,7 +131,7 @@ def rows_of_windows():
 
 
 @pytest.mark.parametrize(("m_steps", "stop"), [(1, 1), (2, 1), (2, 4)])
-def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tmp_path, m_steps, stop):
+def test_epoch_split_by_resume_trains_each_sample_as_often_as_without(make, tmp_path, m_steps, stop):
     last = 2 * m_steps + 1  # two full windows and a partial one
     seen = []
     for steps_of_run, checkpoint in ((stop, None), (last, tmp_path / f"checkpoint-{stop}")):
@@ -146,7 +146,7 @@ def test_an_epoch_in_two_runs_trains_on_every_sample_as_often_as_in_one(make, tm
 
 
 @pytest.mark.parametrize(("m_steps", "stop", "last"), [(1, 1, 3), (2, 1, 5), (2, 2, 5)])
-def test_a_resumed_run_trains_on_what_waits_for_a_row(tmp_path, model, encoder, records, m_steps, stop, last):
+def test_resumed_run_trains_on_segments_waiting_for_row(tmp_path, model, encoder, records, m_steps, stop, last):
     """Rows hold one sample, micro-steps bring two: more and more wait."""
 
     def trained(folder, max_steps, checkpoint=None):
@@ -164,7 +164,7 @@ def test_a_resumed_run_trains_on_what_waits_for_a_row(tmp_path, model, encoder, 
     assert parts == whole
 
 
-def test_a_second_step_on_the_same_rollouts_lowers_their_loss(make):
+def test_second_step_on_same_rollouts_lowers_loss(make):
     lines = make(m_steps=2, max_steps=2, learning_rate=1e-4).train()
     first, second = [one for one in lines if one["event"] == "step"]
     assert second["loss"] < first["loss"]

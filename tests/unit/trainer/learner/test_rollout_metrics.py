@@ -22,7 +22,7 @@ from tests.unit.trainer.learner.harness import RecordingPush, ScriptedBackend, f
 from tests.unit.trainer.scores.scenes import box, write_data
 
 
-def test_a_stopwatch_adds_up_by_name():
+def test_stopwatch_adds_up_seconds_by_name():
     watch = Stopwatch()
     for _ in range(2):
         before = watch.seconds.get("a", 0.0)
@@ -47,7 +47,7 @@ def wrong(record):
 
 
 @pytest.mark.parametrize("answer", [perfect, wrong])
-def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, image_paths, answer):
+def test_evaluation_command_and_page_report_same_scores(tmp_path, model, encoder, image_paths, answer):
     crowds = [{"desc": "unicorn", "bbox_2d": [coord_token(bin_) for bin_ in (0, 0, 90, 90)]}]
     data = write_data(tmp_path, TRUTHS, sample_ids=["a", "b", "c"], images=image_paths, crowds=crowds)
     records = load_records(data)
@@ -71,7 +71,7 @@ def test_evaluation_command_and_page_say_the_same(tmp_path, model, encoder, imag
     assert learner["rollout_f1_class_iou50"] == (1.0 if answer is perfect else pytest.approx(6 / 12))
 
 
-def test_evaluation_of_nothing_has_counts_and_no_shares():
+def test_evaluation_without_answers_has_null_scores():
     found = answer_metrics([], {})
     assert found.pop("rollout_duplicates") == 0
     assert set(found.values()) == {None}

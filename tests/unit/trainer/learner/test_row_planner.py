@@ -48,7 +48,7 @@ def rows_of(length, window):
     return WindowRowPlanner(length, window=window, partial=PackedRowPlanner(length, capacity=8, min_fill=0.1))
 
 
-def test_a_window_becomes_exactly_one_row_for_each_micro_step():
+def test_window_becomes_one_row_per_micro_step():
     micro_steps = [[Piece(3), Piece(4)], [Piece(5), Piece(6)], [Piece(2), Piece(8)]]
     planned = rows_of(10, 3).plan(micro_steps)
     assert [len(rows) for rows, _ in planned] == [1, 1, 1]
@@ -58,7 +58,7 @@ def test_a_window_becomes_exactly_one_row_for_each_micro_step():
     assert {figures["packing/post_rollout_buffer"] for _, figures in planned} == {0.0}
 
 
-def test_short_segments_leave_no_row_empty():
+def test_short_segments_are_spread_so_that_no_row_is_empty():
     planned = rows_of(100, 3).plan([[Piece(1)], [Piece(1)], [Piece(1)]])
     assert [len(row) for rows, _ in planned for row in rows] == [1, 1, 1]
 
@@ -67,7 +67,7 @@ def packed(*, min_fill):
     return PackedRowPlanner(10, capacity=8, min_fill=min_fill)
 
 
-def test_a_row_says_how_full_it_is_and_what_waits():
+def test_row_reports_fill_and_number_of_waiting_segments():
     planned = packed(min_fill=0.1).plan([[Piece(3), Piece(4), Piece(6)], []])
     names = ("fill", "selected_total_len", "segments", "buffer")
     expected = [(0.9, 9.0, 2.0, 1.0), (0.4, 4.0, 1.0, 0.0)]
@@ -78,13 +78,13 @@ def test_a_row_says_how_full_it_is_and_what_waits():
 
 
 @pytest.mark.parametrize(("lengths", "warnings"), [([6, 6], 0), ([6, 5], 1), ([5, 4, 3], 1)])
-def test_rows_below_the_wanted_fill_are_warned_of_once(lengths, warnings, caplog):
+def test_rows_below_min_fill_ratio_are_warned_about_once(lengths, warnings, caplog):
     packed(min_fill=0.6).plan([[Piece(length)] for length in lengths])
     found = [one for one in caplog.records if "training.packing_min_fill_ratio" in one.message]
     assert len(found) == warnings
 
 
-def test_a_window_that_does_not_fit_is_refused_with_the_way_out():
+def test_window_that_does_not_fit_is_refused_with_advice():
     with pytest.raises(PackingError, match="post_rollout_pack_scope: micro"):
         rows_of(10, 2).plan([[Piece(6), Piece(6)], [Piece(6)]])
 
@@ -93,7 +93,7 @@ def pieces(planned):
     return [piece.length for rows, _ in planned for row in rows for piece in row]
 
 
-def test_what_a_partial_window_leaves_goes_into_the_next_window():
+def test_segments_left_by_partial_window_go_into_next_window():
     rows = rows_of(10, 3)
     partial = rows.plan([[Piece(6), Piece(5)], [Piece(4), Piece(3)]])
     assert [pieces([one]) for one in partial] == [[6], [5, 4]]
@@ -102,7 +102,7 @@ def test_what_a_partial_window_leaves_goes_into_the_next_window():
     assert len(rows.waiting) == 0
 
 
-def test_what_finds_no_room_in_a_window_waits_for_one_that_has_it():
+def test_waiting_segment_goes_into_first_window_with_room():
     rows = rows_of(10, 2)
     rows.plan([[Piece(6), Piece(5)]])
     assert sorted(pieces(rows.plan([[Piece(9)], [Piece(8)]]))) == [8, 9]
@@ -124,7 +124,7 @@ class Arriving:
         return ((place, self.pieces[place]) for place in self.order)
 
 
-def test_a_row_of_a_step_has_its_number_from_its_place_whenever_its_segments_come():
+def test_row_place_does_not_depend_on_arrival_order_of_segments():
     lengths = [7, 3, 5, 6, 2, 8, 4, 9, 1, 5]
 
     def rows(order):
@@ -136,7 +136,7 @@ def test_a_row_of_a_step_has_its_number_from_its_place_whenever_its_segments_com
     assert all(len(row) == 1 and row[0][0] == lengths[place] for place, row in in_order.items())
 
 
-def test_segments_of_a_checkpoint_go_into_the_first_step_alone():
+def test_waiting_segments_from_checkpoint_go_into_first_step_only():
     planner = StepRowPlanner(20)
     planner.wait([Piece(4)])
 
@@ -147,7 +147,7 @@ def test_segments_of_a_checkpoint_go_into_the_first_step_alone():
     assert (trained_on(), list(planner.waiting), trained_on()) == ([4, 7], [], [7])
 
 
-def test_without_packing_nothing_can_wait():
+def test_waiting_segments_are_refused_without_packing():
     with pytest.raises(PackingError, match="configuration that the checkpoint was written with"):
         SingleRowPlanner().wait([Piece(3)])
 
@@ -181,7 +181,7 @@ def window(size):
 WINDOW = window(3)
 
 
-def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make):
+def test_packed_window_has_same_loss_and_gradient_as_unpacked_samples(make):
     # one mean over the whole window, so that the spreading of samples over micro-steps cannot matter
     whole = RolloutMatching(loss_normalizer="window")
     _, single = make(loss=whole)
@@ -192,7 +192,7 @@ def test_a_packed_window_has_the_loss_and_the_gradient_of_its_samples_alone(make
     assert packed["packing/post_rollout_scope_window"] == 1
 
 
-def test_a_loss_over_the_window_does_not_depend_on_how_it_is_accumulated(make):
+def test_window_normalized_loss_does_not_depend_on_gradient_accumulation(make):
     whole = RolloutMatching(loss_normalizer="window")
     _, thirds = make(loss=whole)
     _, once = make(loss=whole, gradient_accumulation_steps=1, per_device_train_batch_size=6)
@@ -200,13 +200,13 @@ def test_a_loss_over_the_window_does_not_depend_on_how_it_is_accumulated(make):
         assert thirds[key] == pytest.approx(once[key], rel=ROUNDING), key
 
 
-def test_rollouts_of_a_whole_window_are_made_before_its_first_micro_step_with_one_sync(make):
+def test_window_rollouts_are_generated_together_after_one_push(make):
     harness, _ = make(**WINDOW)
     assert harness.sync.versions == [0]
     assert [plan.sizes for plan in harness.backend.plans] == [(2, 2, 2)]
 
 
-def test_micro_steps_of_a_last_partial_window_are_packed_one_by_one(make):
+def test_micro_steps_of_last_partial_window_are_packed_separately(make):
     _, last = make(**window(2), gradient_accumulation_steps=2, max_steps=2)
     assert last["packing/post_rollout_scope_window"] == 0
     assert last["packing/post_rollout_segments"] == 2
@@ -214,7 +214,7 @@ def test_micro_steps_of_a_last_partial_window_are_packed_one_by_one(make):
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
-def test_processes_get_equally_many_groups_and_nearly_equal_tokens(processes):
+def test_processes_get_equal_numbers_of_row_groups_and_similar_tokens(processes):
     lengths = [9, 1, 8, 2, 7, 3, 5]
     shares = divided([RowGroup(place, [[Piece(one)]], {}, []) for place, one in enumerate(lengths)], processes)
     own = [[group for group in share if not group.repeated] for share in shares]
@@ -242,7 +242,7 @@ def flat(value):
     return value
 
 
-def test_a_segment_comes_back_as_it_was(tmp_path):
+def test_waiting_segment_is_restored_from_checkpoint_unchanged(tmp_path):
     save_waiting(tmp_path, [segment()])
     (found,) = load_waiting(tmp_path)
     assert flat(found.meta) == flat(segment().meta)
@@ -253,9 +253,7 @@ def test_a_segment_comes_back_as_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(("processes", "all_in_first"), [(1, False), (2, False), (5, False), (2, True)])
-def test_waiting_segments_of_three_processes_are_taken_once_by_as_many_as_there_are(
-    tmp_path, monkeypatch, processes, all_in_first
-):
+def test_waiting_segments_are_divided_among_any_number_of_processes(tmp_path, monkeypatch, processes, all_in_first):
     def loaded_by(process):
         monkeypatch.setattr("stage2_trainer.learner.rows.rank", lambda: process)
         return [one.sample_id for one in load_waiting(tmp_path, all_in_first=all_in_first)]
@@ -269,7 +267,7 @@ def test_waiting_segments_of_three_processes_are_taken_once_by_as_many_as_there_
     assert taken[0] == ["a", "b", "c"] if all_in_first else max(map(len, taken)) == -(-3 // processes)
 
 
-def test_a_file_that_names_anything_else_is_refused_before_it_runs(tmp_path):
+def test_waiting_segments_file_with_code_is_refused_without_running_it(tmp_path):
     made = tmp_path / "made"
     torch.save([Command(made)], tmp_path / "waiting-00000.pt")
     with pytest.raises(ConfigError, match=r"waiting-00000\.pt must hold tensors and settings only.*posix\.mkdir"):

@@ -43,11 +43,11 @@ def problems_of(steps, rule=RULE):
     ],
     ids=["calm", "one step", "within both limits", "neither rollouts of stage 1 nor bad samples count"],
 )
-def test_a_run_within_the_limits_goes_on(steps):
+def test_run_within_runaway_limits_continues(steps):
     assert problems_of(steps) == ()
 
 
-def test_a_rule_that_is_off_ends_nothing():
+def test_disabled_runaway_rule_never_stops_run():
     assert problems_of([[CUT] * 100], Runaway(enabled=False, steps=1)) == ()
 
 
@@ -62,7 +62,7 @@ def test_a_rule_that_is_off_ends_nothing():
         ([CALM, CUT, CUT], "truncated_share", "2 of 2 answers end within the JSON, a share of 1.00 (0.50 in the"),
     ],
 )
-def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
+def test_run_above_runaway_limit_stops_with_key_values_and_advice(steps, key, message):
     assert problems_of([[one] for one in steps[:-1]]) == ()
     (problem,) = problems_of([[one] for one in steps])
     assert problem.path == f"custom.extra.rollout_matching.runaway.{key}"
@@ -71,7 +71,7 @@ def test_a_run_above_them_ends_with_key_values_and_way_out(steps, key, message):
     assert "supervised_share" in problem.way_out
 
 
-def test_without_a_true_object_there_is_no_ratio_and_the_limit_counts_objects():
+def test_runaway_limit_counts_objects_when_there_is_no_ground_truth():
     nothing, some, wild = (SampleStats(valid_objects=number) for number in (0, 1, 75))
     assert problems_of([[some]] * 5) == ()
     (problem,) = problems_of([[nothing], [nothing], [wild]])
@@ -79,12 +79,12 @@ def test_without_a_true_object_there_is_no_ratio_and_the_limit_counts_objects():
 
 
 @pytest.mark.parametrize("steps", [[[CUT], [CUT]], [[CUT] * 2 + [CALM] * 2] * 3 + [[CUT] * 3 + [CALM] * 2]])
-def test_a_model_that_hardly_ever_answered_in_form_is_sent_back_to_stage_1(steps):
+def test_run_of_malformed_answers_from_start_advises_stage_1(steps):
     (problem,) = problems_of(steps)
     assert "train stage 1 first" in problem.way_out
 
 
-def test_a_resumed_run_is_not_sent_back_to_stage_1():
+def test_resumed_run_of_malformed_answers_does_not_advise_stage_1():
     watch = RunawayWatch(RULE)
     watch.note([CUT], step=50)
     with pytest.raises(RunawayError) as ended:
@@ -92,7 +92,7 @@ def test_a_resumed_run_is_not_sent_back_to_stage_1():
     assert "stage 1" not in ended.value.problems[0].way_out
 
 
-def test_a_run_that_is_ended_has_trained_its_step_and_leaves_it_in_a_checkpoint(tmp_path, model, encoder, image_paths):
+def test_runaway_run_stops_after_saving_its_last_step(tmp_path, model, encoder, image_paths):
     crowd = serialize_objects([GTObject("red box", "bbox", (i, i, i + 9, i + 9)) for i in range(9)])
     records = two_boxes(image_paths)
     harness = build(tmp_path, model, encoder, records, answer=lambda one: crowd, max_steps=9, runaway=RULE)

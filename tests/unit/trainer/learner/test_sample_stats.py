@@ -15,14 +15,12 @@ from tests.unit.trainer.learner.harness import box, record, sample_tools
     ("reason", "at_limit", "repeated"),
     [("stop", False, False), ("length", True, False), ("repetition", False, True)],
 )
-def test_answer_ended_by_the_limit_and_one_ended_by_repetition_are_told_apart(
-    matcher, records, reason, at_limit, repeated
-):
+def test_token_limit_and_repetition_endings_are_counted_separately(matcher, records, reason, at_limit, repeated):
     stats = sample_stats(matcher.match(records[0], Rollout([1], [2], "", "s", 0, reason)))
     assert (stats.at_limit, stats.repeated) == (at_limit, repeated)
 
 
-def test_seed_of_a_written_answer_is_its_base_and_its_place(matcher, records):
+def test_seed_of_logged_answer_is_seed_base_plus_index(matcher, records):
     plan = SeedPlan(17, 4, 0, sizes=(2, 1))
     rollout = Rollout([1], [2], "", "s", 4, "stop")
     samples = {index: matcher.match(one, rollout) for index, one in enumerate(records)}
@@ -31,7 +29,7 @@ def test_seed_of_a_written_answer_is_its_base_and_its_place(matcher, records):
     assert [one["seed_base"] + one["index"] for one in written] == [plan.seed(index) for index in range(3)]
 
 
-def test_records_of_one_step_are_shuffled_each_into_an_order_of_its_own(encoder, model, image_paths):
+def test_records_of_same_step_get_different_object_orders(encoder, model, image_paths):
     many = {f"object_{i}": box(f"box {i}", i, i, 400, 400) for i in range(1, 9)}
     supervisor = TruthSupervisor(sample_tools(encoder), model, shuffled_by=1)
     rollout = Rollout([], [], "", server="", version=0, finish_reason="stop")

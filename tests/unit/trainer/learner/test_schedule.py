@@ -34,7 +34,7 @@ def flow(args, window, schedule):
 
 
 @pytest.mark.parametrize(("strategy", "most"), list(product(("no", "steps", "epoch"), (-1, 6))))
-def test_reports_evaluations_and_checkpoints_come_when_transformers_has_them(arguments, strategy, most):
+def test_reports_evaluations_and_saves_come_at_same_steps_as_in_transformers(arguments, strategy, most):
     args = arguments(
         num_train_epochs=2, max_steps=most, logging_steps=3, logging_first_step=True,
         eval_strategy=strategy, eval_steps=2, save_strategy=strategy, save_steps=5,
@@ -47,7 +47,7 @@ def test_reports_evaluations_and_checkpoints_come_when_transformers_has_them(arg
         assert found == flow(args, one, schedule), one
 
 
-def test_order_of_an_epoch_is_that_of_accelerate():
+def test_epoch_order_equals_seedable_random_sampler_of_accelerate():
     theirs, ours = SeedableRandomSampler(range(RECORDS), data_seed=5), EpochOrder(RECORDS, 5)
     for epoch in range(3):
         ours.epoch = epoch
@@ -55,7 +55,7 @@ def test_order_of_an_epoch_is_that_of_accelerate():
         assert list(ours) == list(theirs)
 
 
-def test_each_of_several_processes_reads_its_own_batches_also_after_a_resume(arguments):
+def test_each_process_reads_its_own_batches_also_after_resume(arguments):
     args = arguments(num_train_epochs=2, seed=5)
     order = EpochOrder(RECORDS + 1, 5)
     batches = EvenBatchSampler(order, 1, processes=2, drop_last=False, window=4)

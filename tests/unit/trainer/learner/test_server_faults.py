@@ -75,7 +75,7 @@ def trained_by_server(trained, encoder, distinct):
 
 
 @pytest.mark.parametrize("status", [400, 413, 422])
-def test_a_request_that_a_server_refuses_costs_its_sample_and_is_not_asked_again(trained_by_server, status):
+def test_request_refused_by_server_sets_sample_aside_without_retry(trained_by_server, status):
     lines, seen, _, server = trained_by_server(1, status)
     (logged,) = [one for one in lines if one["event"] == "bad_sample"]
     assert logged["sample_id"] == "record-1"
@@ -107,30 +107,30 @@ def swift_outcomes(status, temperature):
 
 @pytest.mark.parametrize("status", [400, 413, 422])
 @pytest.mark.parametrize(("temperature", "calls"), [(0.0, ["abc", "a", "bc", "b", "c"]), (1.0, ["a", "b", "c"])])
-def test_a_request_that_swift_refuses_costs_its_sample(status, temperature, calls):
+def test_request_refused_by_swift_sets_sample_aside(status, temperature, calls):
     outcomes, asked = swift_outcomes(status, temperature)
     assert ["".join(call) for call in asked] == calls
     assert [isinstance(one, Refused) for one in outcomes] == [False, True, False]
     assert f"answered {status}: " in str(outcomes[1].error)
 
 
-def test_any_other_refusal_of_swift_is_the_servers():
+def test_other_error_status_of_swift_is_server_error():
     with pytest.raises(ServerError, match="answered 500"):
         swift_outcomes(500, 0.0)
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, 503])
-def test_any_other_refusal_is_the_servers(trained_by_server, status):
+def test_other_error_status_is_server_error(trained_by_server, status):
     with pytest.raises(ServerError, match=f"answered {status}"):
         trained_by_server(1, status)
 
 
-def test_a_request_that_a_server_refuses_ends_a_run_that_allows_no_bad_sample(trained_by_server):
+def test_refused_request_stops_run_that_allows_no_bad_sample(trained_by_server):
     with pytest.raises(ServerError, match=r"answered 400: .*longer than the maximum"):
         trained_by_server(1, 400, most_bad=0)
 
 
-def test_a_server_that_refuses_everything_ends_the_run(trained_by_server, distinct, encoder, trained):
+def test_server_that_refuses_every_request_stops_run(trained_by_server, distinct, encoder, trained):
     refuse = without_chat(400, {"error": {"message": "no"}})
     with served(refuse) as (backend, _), pytest.raises(BadStepError, match="answered 400"):
         trained(records=distinct, backend=backend)
@@ -148,7 +148,9 @@ def without_version(path, body):
 
 
 @pytest.mark.parametrize(("say", "reason"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
-def test_a_proxy_that_answers_instead_is_named(say, reason, token, termination_log, tmp_path, model_path, image_paths):
+def test_proxy_answering_for_server_at_start_is_reported(
+    say, reason, token, termination_log, tmp_path, model_path, image_paths
+):
 
     def health_alone(path, body):
         return (200, b"") if path == "/health" else say(path, body)
@@ -168,7 +170,7 @@ def test_a_proxy_that_answers_instead_is_named(say, reason, token, termination_l
 
 
 @pytest.mark.parametrize(("say", "reason"), [(html, "502 Bad Gateway"), (without_version, "weight_version")])
-def test_a_proxy_that_answers_for_a_server_in_the_midst_of_a_run_is_named(trained, distinct, say, reason):
+def test_proxy_answering_for_server_during_run_is_reported(trained, distinct, say, reason):
     with served(say) as (backend, url), pytest.raises(ServerError) as caught:
         trained(records=distinct, backend=backend)
     assert re.match(rf"server {url}, phase rollout: weight version: .*{reason}", str(caught.value))
@@ -177,7 +179,7 @@ def test_a_proxy_that_answers_for_a_server_in_the_midst_of_a_run_is_named(traine
 NOWHERE = "http://server-0.nowhere.invalid:8000"
 
 
-def test_a_name_that_nobody_knows_is_the_servers_fault(trained, distinct, monkeypatch):
+def test_unresolvable_server_name_is_server_error(trained, distinct, monkeypatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     with (
@@ -187,7 +189,7 @@ def test_a_name_that_nobody_knows_is_the_servers_fault(trained, distinct, monkey
         trained(records=distinct, backend=backend)
 
 
-def test_a_name_that_nobody_knows_when_a_group_is_formed_is_the_servers_fault():
+def test_unresolvable_server_name_on_connecting_group_is_server_error():
     class Client:
         base_url = NOWHERE
 

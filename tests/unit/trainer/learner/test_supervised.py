@@ -48,7 +48,7 @@ def own_loss(model, encoder, records):
     return total / count
 
 
-def test_without_the_coordinate_loss_it_is_the_loss_of_transformers(train, model, encoder, image_paths):
+def test_loss_without_coordinate_term_equals_transformers_loss(train, model, encoder, image_paths):
     records = two_boxes(image_paths)
     expected = own_loss(model, encoder, records)
     _, logged = train(records, coord_loss=False)
@@ -56,7 +56,7 @@ def test_without_the_coordinate_loss_it_is_the_loss_of_transformers(train, model
     assert logged["step"]["loss/coord"] is None, "coordinates are text like any other"
 
 
-def test_with_it_coordinates_have_their_own_and_descriptions_count(train, model, encoder, image_paths):
+def test_coordinate_loss_is_separate_from_loss_of_descriptions(train, model, encoder, image_paths):
     records = two_boxes(image_paths)
     whole = own_loss(model, encoder, records)
     _, logged = train(records)
@@ -65,19 +65,19 @@ def test_with_it_coordinates_have_their_own_and_descriptions_count(train, model,
     assert logged["step"]["supervised/objects"] == 2 * len(records)
 
 
-def test_nothing_is_asked_or_pushed(train, image_paths):
+def test_stage_1_requests_no_rollouts_and_pushes_no_weights(train, image_paths):
     harness, _ = train(two_boxes(image_paths))
     assert (harness.backend.plans, harness.sync.versions) == ([], [])
 
 
-def test_every_key_that_is_written_is_explained_and_no_other(train, image_paths):
+def test_logged_stage_1_keys_equal_documented_keys(train, image_paths):
     _, logged = train(two_boxes(image_paths))
     sections = ("Loss", "Where the step's wall time went", "Time by task", "Packing", "Stage 1", "Bad samples")
     keys = {key for key in explained(*sections) if NEVER_PLANNED not in key}
     assert sorted(logged["step"].keys() - {"step"}) == sorted({*keys, "memory/peak_bytes"})
 
 
-def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
+def test_ground_truth_too_long_for_row_is_skipped(train, image_paths):
     many = {f"object_{i}": box("red box", i, i, 400, 400) for i in range(1, 20)}
     records = [record(image_paths[0], 0, **many), *two_boxes(image_paths[1:])]
     _, logged = train(records, row=200)
@@ -87,7 +87,7 @@ def test_a_truth_too_long_for_a_row_is_skipped_whole(train, image_paths):
     assert logged["step"]["supervised/train_len_p90"] < 200, "of what was trained on"
 
 
-def test_an_image_that_cannot_be_read_is_set_aside(train, image_paths, tmp_path):
+def test_sample_with_unreadable_image_is_set_aside(train, image_paths, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     _, logged = train([*two_boxes(image_paths[1:]), record(str(broken), 7, object_1=box("cat", 1, 2, 3, 4))])
@@ -96,14 +96,14 @@ def test_an_image_that_cannot_be_read_is_set_aside(train, image_paths, tmp_path)
     assert logged["bad_sample"]["sample_id"] == "record-7"
 
 
-def test_a_record_without_objects_teaches_the_empty_answer(train, model, encoder, image_paths):
+def test_record_without_objects_trains_empty_answer(train, model, encoder, image_paths):
     empty = [record(image_paths[0])]
     expected = own_loss(model, encoder, empty)
     _, logged = train(empty)
     assert logged["step"]["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_objects_are_shuffled_anew_each_time_and_alike_from_a_seed(train, image_paths):
+def test_object_shuffle_differs_each_time_and_is_reproducible_by_seed(train, image_paths):
     many = {f"object_{i}": box(f"box {i}", i, i, 400, 400) for i in range(1, 9)}
     runs = [
         train([record(image_paths[0], 0, **many)], row=900, shuffled_by=seed, max_steps=2)[1]["answers"]
@@ -115,7 +115,7 @@ def test_objects_are_shuffled_anew_each_time_and_alike_from_a_seed(train, image_
     assert {tuple(sorted(order)) for run in orders for order in run} == {tuple(f"box {i}" for i in range(1, 9))}
 
 
-def test_in_their_own_order_they_stay_where_they_are(train, image_paths):
+def test_objects_keep_record_order_without_shuffling(train, image_paths):
     records = two_boxes(image_paths)
     _, logged = train(records)
     assert logged["answers"] == [serialize_objects(one.ground_truth.objects) for one in records]
@@ -123,7 +123,7 @@ def test_in_their_own_order_they_stay_where_they_are(train, image_paths):
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("seed", [0, 17, 42])
-def test_every_stretch_of_steps_has_its_share(share, seed):
+def test_ground_truth_steps_are_spread_evenly_by_share(share, seed):
     steps = GroundTruthSteps(share, seed)
     chosen = [step in steps for step in range(400)]
     assert [steps.before(step) for step in range(401)] == [sum(chosen[:step]) for step in range(401)]
@@ -131,13 +131,13 @@ def test_every_stretch_of_steps_has_its_share(share, seed):
         assert abs(sum(chosen[start : start + 100]) - 100 * share) <= 1
 
 
-def test_the_seed_says_which_they_are_and_nothing_else_does():
+def test_ground_truth_steps_are_reproducible_by_seed():
     chosen = {seed: [step in GroundTruthSteps(0.25, seed) for step in range(40)] for seed in range(12)}
     assert chosen[3] == [step in GroundTruthSteps(0.25, 3) for step in range(40)]
     assert len({tuple(one) for one in chosen.values()}) > 1
 
 
-def test_a_step_on_the_ground_truth_asks_for_nothing_and_is_counted(tmp_path, model, encoder, image_paths):
+def test_ground_truth_step_requests_no_rollouts_and_is_counted(tmp_path, model, encoder, image_paths):
     steps = GroundTruthSteps(0.5, 17)
     records = two_boxes(image_paths)
     harness = build(tmp_path, model, encoder, records, answer=only_first, supervised={"steps": steps}, max_steps=4)

@@ -29,7 +29,7 @@ def row(model, matcher):
 
 
 @torch.no_grad()
-def test_autocast_around_the_row_reaches_neither_logits_nor_loss(row, batch):
+def test_outer_autocast_does_not_change_row_loss(row, batch):
     trained = row(bfloat16)
     alone = trained(batch["model"], batch["targets"])
     with bfloat16():
@@ -39,21 +39,21 @@ def test_autocast_around_the_row_reaches_neither_logits_nor_loss(row, batch):
 
 
 @torch.no_grad()
-def test_the_hidden_states_are_computed_in_the_row_s_own_precision(row, batch):
+def test_hidden_states_use_precision_of_row(row, batch):
     narrow, wide = (row(one)(batch["model"], batch["targets"]).total for one in (bfloat16, nullcontext))
     assert not torch.equal(narrow, wide)
     assert float(narrow) == pytest.approx(float(wide), rel=0.05)
 
 
 @torch.no_grad()
-def test_the_two_sums_of_one_forward_pass_add_up_to_the_loss(row, batch):
+def test_ordinary_and_coordinate_sums_add_up_to_loss(row, batch):
     trained, targets = row(nullcontext), batch["targets"]
     ordinary, coords = trained(batch["model"], targets, apart=True)
     whole: LossParts = trained(batch["model"], targets.divided_by(ce=1.0, coord=1.0))
     assert float(ordinary.total + coords.total) == pytest.approx(float(whole.total), rel=1e-5)
 
 
-def test_what_trains_is_the_policy_under_its_own_names(row, model):
+def test_trained_row_exposes_policy_parameters_under_same_names(row, model):
     trained = row(nullcontext)
     assert list(trained.named_parameters()) == list(model.named_parameters())
     assert trained.state_dict().keys() == model.state_dict().keys()
@@ -61,7 +61,7 @@ def test_what_trains_is_the_policy_under_its_own_names(row, model):
     assert not trained.eval().policy.training
 
 
-def test_other_work_runs_within_the_forward_pass(row, model):
+def test_compute_runs_function_within_forward_pass(row, model):
     trained, within = row(nullcontext), []
     trained.register_forward_hook(lambda *what: within.append("left"))
     assert trained.compute(lambda policy, word: (policy is model, word, len(within)), "word") == (True, "word", 0)

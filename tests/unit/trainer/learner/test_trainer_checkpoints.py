@@ -28,7 +28,7 @@ def theirs(tmp_path, model, encoder):
     return trainer, tmp_path / "theirs" / "checkpoint-2"
 
 
-def test_run_resumes_from_what_transformers_trainer_has_saved(tmp_path, model, encoder, image_paths, theirs):
+def test_run_resumes_from_checkpoint_of_transformers_trainer(tmp_path, model, encoder, image_paths, theirs):
     trainer, checkpoint = theirs
     records = two_boxes(image_paths)
     learner = build(tmp_path / "ours", model, encoder, records, answer=only_first, max_steps=4, **OPTIONS).learner

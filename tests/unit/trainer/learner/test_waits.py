@@ -23,7 +23,7 @@ class Recording(Reporter):
         self.messages.append(self.current.message)
 
 
-def test_each_long_part_of_a_run_is_named_in_log_and_report(
+def test_long_phases_are_named_in_log_and_status(
     tmp_path, model_path, image_paths, termination_log, monkeypatch, caplog
 ):
     monkeypatch.setattr(ACTIVITY, "_every_s", EVERY_S)
@@ -57,7 +57,7 @@ def test_each_long_part_of_a_run_is_named_in_log_and_report(
     assert reporter.current.message == ""
 
 
-def test_only_the_first_process_reports(monkeypatch):
+def test_only_rank_0_reports_activity(monkeypatch):
     monkeypatch.setenv("RANK", "1")
     reporter = Reporter()
     main._to_log_and_report(reporter)("loading")

@@ -57,7 +57,7 @@ def saved(folder, model, encoder, records):
     return again.learner, folder
 
 
-def test_wherever_the_disk_is_full_the_run_says_so_and_loses_nothing(saved):
+def test_full_disk_during_save_is_reported_and_previous_checkpoint_kept(saved):
     learner, folder = saved
     sizes = sorted(file.stat().st_size for file in (folder / "checkpoint-1").iterdir())
     seeds, hard = random.Random(3), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
@@ -72,7 +72,7 @@ def test_wherever_the_disk_is_full_the_run_says_so_and_loses_nothing(saved):
         assert not (folder / UNFINISHED).exists()
 
 
-def test_a_checkpoint_that_was_cut_off_elsewhere_is_skipped_with_a_warning(folder, caplog):
+def test_truncated_checkpoint_is_skipped_with_warning(folder, caplog):
     newer = shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-7")
     (newer / "optimizer.pt").write_bytes((newer / "optimizer.pt").read_bytes()[:-100])
     assert newest_whole(folder).name == "checkpoint-1"
@@ -81,7 +81,7 @@ def test_a_checkpoint_that_was_cut_off_elsewhere_is_skipped_with_a_warning(folde
     assert "optimizer.pt" in caplog.text
 
 
-def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(folder, model, encoder, records):
+def test_run_resumed_from_older_checkpoint_keeps_its_own_new_checkpoint(folder, model, encoder, records):
     shutil.copytree(folder / "checkpoint-1", folder / "checkpoint-9")
     os.utime(folder / "checkpoint-9", (1, 1))  # it was there before
     again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
@@ -90,7 +90,7 @@ def test_a_run_that_goes_on_from_an_older_checkpoint_keeps_what_it_writes(folder
     assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
-def test_a_clock_that_was_set_back_costs_an_older_checkpoint_and_not_the_new_one(folder, model, encoder, records):
+def test_clock_set_back_removes_older_checkpoint_not_new_one(folder, model, encoder, records):
     tomorrow = time.time() + 86_400
     os.utime(folder / "checkpoint-1", (tomorrow, tomorrow))
     again = build(folder, model, encoder, records, max_steps=2, save_total_limit=1)
@@ -101,7 +101,7 @@ def test_a_clock_that_was_set_back_costs_an_older_checkpoint_and_not_the_new_one
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])
 @pytest.mark.parametrize("listed", [True, False])
-def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(folder, name, listed):
+def test_truncated_checkpoint_file_is_detected_with_and_without_manifest(folder, name, listed):
     checkpoint = folder / "checkpoint-1"
     assert flaw_of(checkpoint) is None
     if not listed:
@@ -111,12 +111,12 @@ def test_each_file_that_is_cut_off_is_found_with_a_list_of_files_and_without(fol
     assert flaw_of(checkpoint) is not None
 
 
-def test_a_missing_file_is_found(folder):
+def test_missing_checkpoint_file_is_detected(folder):
     (folder / "checkpoint-1" / "scheduler.pt").unlink()
     assert "scheduler.pt" in flaw_of(folder / "checkpoint-1")
 
 
-def test_a_step_that_is_on_disk_is_not_written_again(saved):
+def test_saved_step_is_not_written_again(saved):
     learner, folder = saved
     learner.save_progress()
     first = (folder / "checkpoint-2").stat().st_mtime_ns
@@ -125,7 +125,7 @@ def test_a_step_that_is_on_disk_is_not_written_again(saved):
 
 
 @pytest.mark.parametrize(("max_steps", "epochs", "step"), [(1, 3.0, 1), (2, 3.0, None), (-1, 1.0, 1), (-1, 2.0, None)])
-def test_a_run_that_has_ended_is_known_by_its_last_checkpoint(folder, max_steps, epochs, step):
+def test_finished_run_is_recognised_by_its_last_checkpoint(folder, max_steps, epochs, step):
     assert ends_training(folder / "checkpoint-1", max_steps=max_steps, epochs=epochs) == step
 
 
@@ -139,7 +139,7 @@ MOMENTS = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_progress_is_saved_of_whole_steps_alone(tmp_path, model, encoder, records, moment):
+def test_progress_is_saved_only_for_whole_steps(tmp_path, model, encoder, records, moment):
     harness = build(tmp_path, model, encoder, records, max_steps=2)
     place, name = MOMENTS[moment]
     owner, method = place(harness.learner)
@@ -172,7 +172,7 @@ def run(tmp_path, model, encoder, records):
 
 
 @pytest.mark.parametrize(("saves", "left"), [({"save_strategy": "best"}, [1]), ({"save_steps": 1}, [1, 3])])
-def test_the_best_checkpoint_and_the_newest_are_kept_and_named(run, saves, left):
+def test_best_and_newest_checkpoints_are_kept(run, saves, left):
     folder = run(
         **saves, max_steps=3, eval_strategy="steps", eval_steps=1, metric_for_best_model="eval_rollout_f1",
         greater_is_better=True, save_total_limit=1,
@@ -198,14 +198,14 @@ def evaluated(tmp_path, model, encoder, image_paths):
     return harness
 
 
-def test_the_best_checkpoint_is_there_beside_the_last_one(evaluated, tmp_path):
+def test_best_checkpoint_is_kept_beside_last_one(evaluated, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-4"]
     state = json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())
     assert state["best_global_step"] == 2
     assert state["best_model_checkpoint"] == str(tmp_path / "checkpoint-2")
 
 
-def test_log_and_progress_name_the_best_checkpoint(evaluated):
+def test_log_and_status_name_best_checkpoint(evaluated):
     best = evaluated.lines("best_checkpoint")
     assert [line["step"] for line in best] == [1, 2]
     assert best[-1] == {"event": "best_checkpoint", "step": 2, "metric": "eval_rollout_f1", "score": 1.0}
@@ -213,7 +213,7 @@ def test_log_and_progress_name_the_best_checkpoint(evaluated):
     assert (current.best_step, current.best_score) == (2, 1.0)
 
 
-def test_while_no_answer_has_anything_right_the_newest_checkpoint_is_the_best(tmp_path, model, encoder, records):
+def test_newest_checkpoint_is_best_while_no_answer_is_correct(tmp_path, model, encoder, records):
     harness = build(
         tmp_path, model, encoder, records, answer=lambda one: "{}", max_steps=2, eval_strategy="steps", eval_steps=1,
         save_strategy="steps", save_steps=1, metric_for_best_model=BEST_METRIC,
@@ -223,7 +223,7 @@ def test_while_no_answer_has_anything_right_the_newest_checkpoint_is_the_best(tm
     assert checkpoints.best_whole(tmp_path) == tmp_path / "checkpoint-2"
 
 
-def test_a_metric_that_no_evaluation_has_is_refused_before_anything_starts(tmp_path):
+def test_unknown_best_model_metric_is_refused_before_start(tmp_path):
     config = run_config(training={"metric_for_best_model": "eval_rollout_f1_clas", "eval_strategy": "steps"})
     with pytest.raises(ConfigError, match=r"training\.metric_for_best_model.*did you mean eval_rollout_f1"):
         checked_records(config, world_size=1)

@@ -129,7 +129,7 @@ def whole(**changes):
     return {"rows": StepRowPlanner(ROW), "per_device_train_batch_size": 1, "gradient_accumulation_steps": 12, **changes}
 
 
-def test_its_gradient_is_that_of_the_unpacked_batch(tmp_path, model, encoder, records, unpacked):
+def test_whole_step_gradient_equals_unpacked_batch(tmp_path, model, encoder, records, unpacked):
     found, logged, run = gradients(tmp_path / "step", model, encoder, records, **whole())
     assert_close(found, unpacked[0])
     for key in ("loss", "loss/ce", "loss/coord", "loss/coord_prefix", "loss/coord_tail"):
@@ -170,7 +170,7 @@ def trained_early(monkeypatch):
     return early
 
 
-def test_rows_and_gradient_do_not_depend_on_when_answers_come(late, unpacked, trained_early):
+def test_rows_and_gradient_do_not_depend_on_arrival_order_of_answers(late, unpacked, trained_early):
     found = [late(order) for order in (1, 2)]
     for gradient, _, _ in found:
         assert_close(gradient, unpacked[0])
@@ -179,7 +179,7 @@ def test_rows_and_gradient_do_not_depend_on_when_answers_come(late, unpacked, tr
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_image_that_is_lost_counts_in_no_mean(
+def test_lost_image_does_not_change_loss_or_gradient_of_others(
     early, tmp_path, model, encoder, records, image_paths, trained_early, monkeypatch
 ):
     """Whenever answers come: neither the loss nor the gradient of the others changes."""
@@ -198,7 +198,7 @@ def test_an_image_that_is_lost_counts_in_no_mean(
     assert again["loss"] == pytest.approx(logged["loss"], rel=2e-5)
 
 
-def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked, model, monkeypatch):
+def test_dropout_does_not_depend_on_arrival_order_of_answers(late, unpacked, model, monkeypatch):
     for module in model.modules():
         if hasattr(module, "attention_dropout"):
             monkeypatch.setattr(module, "attention_dropout", 0.3)
@@ -209,7 +209,9 @@ def test_what_dropout_draws_does_not_depend_on_when_answers_come(late, unpacked,
 
 
 @pytest.mark.parametrize("enough", [True, False])
-def test_rows_train_early_where_gradients_are_small(enough, late, unpacked, model, trained_early, monkeypatch, caplog):
+def test_rows_train_early_only_if_gradients_fit_share_of_memory(
+    enough, late, unpacked, model, trained_early, monkeypatch, caplog
+):
     needed = sum(one.nbytes for one in model.parameters())
     memory = int(needed / EARLY_SHARE) + (1 if enough else -(EARLY_SHARE**-1))
     monkeypatch.setattr(passes, "memory_bytes", lambda device: int(memory))
@@ -222,7 +224,7 @@ def test_rows_train_early_where_gradients_are_small(enough, late, unpacked, mode
     assert logged == [early if enough else late_only]
 
 
-def test_early_rows_keep_one_more_set_of_gradients(model):
+def test_early_gradients_are_scaled_when_denominators_are_known(model):
     trained = [one for one in model.parameters() if one.requires_grad][:2]
     early = EarlyGradients(trained)
     for _ in range(2):
@@ -241,7 +243,7 @@ def member(rank, port, folder, paths):
     torch.save((found, run.learner.log.figures), Path(folder, f"{rank}.pt"))
 
 
-def test_two_processes_with_unequal_rows_have_the_same_gradient(tmp_path, image_paths, unpacked):
+def test_two_processes_with_unequal_rows_have_same_gradient(tmp_path, image_paths, unpacked):
     run_members(member, tmp_path, free_port(), str(tmp_path), image_paths)
     for rank in range(2):
         found, figures = torch.load(tmp_path / f"{rank}.pt")

@@ -73,7 +73,9 @@ def batches(records):
     return [records[0:2], records[2:3], records[3:6]]
 
 
-def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, lines, encoder, records, backend, model):
+def test_whole_step_request_gives_same_answers_and_targets_as_single_micro_steps(
+    e_step, lines, encoder, records, backend, model
+):
     segments = segments_of(e_step, batches(records), global_step=STEP)
     together, backend.seeds = backend.seeds, []
     source = fresh_rollouts(backend, RecordingPush(), Reporter(), lambda error: None)
@@ -93,7 +95,7 @@ def test_answers_and_targets_are_those_of_one_micro_step_at_a_time(e_step, lines
     assert [line["seed_base"] for line in lines[:3]] == [*expected[:1] * 2, expected[2]]
 
 
-def test_a_run_that_is_asked_to_stop_does_not_wait_for_answers(encoder, records, backend, model):
+def test_interrupted_run_does_not_wait_for_answers(encoder, records, backend, model):
     def stop():
         raise Interrupted("asked to stop")
 
@@ -112,7 +114,7 @@ class _Never:
         return False
 
 
-def test_a_waiting_segment_takes_no_pixels_into_a_checkpoint(e_step, records, tmp_path):
+def test_waiting_segment_is_saved_without_pixels(e_step, records, tmp_path):
     from stage2_trainer.learner.rows import load_waiting, save_waiting
 
     (segment,) = segments_of(e_step, [records[:1]], global_step=STEP)

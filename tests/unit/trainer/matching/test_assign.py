@@ -33,20 +33,20 @@ def candidates_of_one(pred, gt, k):
 
 @given(objects, objects, st.integers(1, 8))
 @settings(max_examples=100, deadline=None)
-def test_candidates_equal_the_plain_loop(pred, gt, k):
+def test_candidate_pairs_equal_plain_loop(pred, gt, k):
     p, g = aabbs(pred).tolist(), aabbs(gt).tolist()
     expected = [[i, j] for i in range(len(p)) for j in candidates_of_one(p[i], g, k)]
     assert candidate_pairs(aabbs(pred), aabbs(gt), k).tolist() == expected
 
 
-def test_a_pair_costs_what_its_overlap_lacks():
+def test_pair_cost_is_one_minus_iou():
     (pair,) = match([box(0, 0, 999, 999)], [box(0, 0, 999, 500)]).pairs
     assert (pair.iou, pair.cost) == (0.5, 0.5)
     (pair,) = match([box(100, 100, 200, 200)], [box(110, 110, 210, 210)]).pairs
     assert (pair.iou, pair.cost) == pytest.approx((0.685233, 1 - 0.685233), abs=1e-6)
 
 
-def test_objects_outside_the_candidates_cannot_match():
+def test_objects_outside_candidates_cannot_match():
     gt = [box(0, 0, 500, 500), box(0, 0, 490, 500)]
     result = match([box(0, 0, 499, 500), box(0, 0, 500, 500)], gt, MatchOptions(candidate_top_k=1))
     assert result.candidates == 2
@@ -55,7 +55,7 @@ def test_objects_outside_the_candidates_cannot_match():
 
 @given(objects, objects, st.data())
 @settings(max_examples=100, deadline=None)
-def test_permuting_the_ground_truth_changes_no_total_cost(pred, gt, data):
+def test_permuting_ground_truth_keeps_total_cost(pred, gt, data):
     options = MatchOptions(maskiou_gate=0.1, maskiou_resolution=64, candidate_top_k=8)
     order = data.draw(st.permutations(range(len(gt))))
     plain, permuted = match(pred, gt, options), match(pred, [gt[j] for j in order], options)
@@ -68,7 +68,7 @@ def test_permuting_the_ground_truth_changes_no_total_cost(pred, gt, data):
     assert permuted.gating_rejections == plain.gating_rejections
 
 
-def test_permuting_the_ground_truth_permutes_the_match():
+def test_permuting_ground_truth_permutes_match():
     gt = [box(100 * i, 0, 100 * i + 90 - 5 * i, 90) for i in range(8)]
     pred = [box(100 * i + 3, 2, 100 * i + 92, 88) for i in range(8)]
     order = [3, 1, 7, 0, 2, 6, 5, 4]
@@ -80,7 +80,7 @@ def test_permuting_the_ground_truth_permutes_the_match():
 
 @given(st.integers(0, 5), st.integers(0, 5), st.integers(0, 2**32 - 1))
 @settings(max_examples=100, deadline=None)
-def test_the_dummies_price_what_is_left_out(rows, columns, seed):
+def test_assignment_with_unmatched_costs_is_optimal(rows, columns, seed):
     """Against the reduced problem: choose pairs that save most, each saving fp_cost + fn_cost - cost."""
     rng = np.random.default_rng(seed)
     costs = np.where(rng.random((rows, columns)) < 0.7, rng.random((rows, columns)) * 2, np.nan)
@@ -90,12 +90,12 @@ def test_the_dummies_price_what_is_left_out(rows, columns, seed):
     assert (1.3 - costs[i, j]).sum() == pytest.approx(best)
 
 
-def test_infeasible_pair_is_not_made_however_dear_it_is_to_leave_objects_out():
+def test_infeasible_pair_is_not_matched_even_at_huge_unmatched_costs():
     rows, columns = assign(np.array([[np.nan, 0.4], [np.nan, np.nan]]), fp_cost=1e7, fn_cost=1e7)
     assert (rows.tolist(), columns.tolist()) == ([0], [1])
 
 
-def test_every_key_of_the_configuration_reaches_the_matching():
+def test_every_matching_config_key_reaches_match_options():
     keys = {
         "assignment": "dynamic", "matched_text_weight": 0.5,
         "candidate_top_k": 3, "maskiou_gate": 0.25, "maskiou_resolution": 64, "fp_cost": 0.5, "fn_cost": 2.0,
@@ -108,6 +108,6 @@ def test_every_key_of_the_configuration_reaches_the_matching():
 
 
 @pytest.mark.parametrize(("mode", "matched"), [("canvas", 0), ("analytic", 1), ("supersample", 1)])
-def test_the_mode_decides_whether_a_box_without_pixels_matches(mode, matched):
+def test_maskiou_mode_decides_whether_tiny_box_matches(mode, matched):
     dot = [box(500, 500, 501, 501)]
     assert len(match(dot, dot, MatchOptions(maskiou_mode=mode)).pairs) == matched

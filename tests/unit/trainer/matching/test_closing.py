@@ -35,7 +35,7 @@ def encoder(tokenizer):
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("objects", [[BOX], [OUTLINE], [BOX, OUTLINE], [OUTLINE, BOX, BOX]])
-def test_closing_token_stands_once_in_an_answer_behind_its_last_object(name, objects):
+def test_closing_token_occurs_once_in_answer_after_last_object(name, objects):
     tokenizer = tokenizer_of(TOKENIZERS[name])
     encode = encoder(tokenizer)
     closing = closing_tokens(encode)
@@ -45,12 +45,12 @@ def test_closing_token_stands_once_in_an_answer_behind_its_last_object(name, obj
 
 
 @pytest.mark.parametrize(("name", "text"), [("tiny-qwen3-vl", "}"), ("aligned", "}"), ("fused", '"]}}')])
-def test_closing_tokens_of_these_tokenizers_are_known(name, text):
+def test_closing_tokens_include_expected_text(name, text):
     tokenizer = tokenizer_of(TOKENIZERS[name])
     assert text in [tokenizer.decode([token]) for token in closing_tokens(encoder(tokenizer))]
 
 
-def test_stock_model_closes_the_lists_that_it_writes():
+def test_closing_tokens_of_stock_tokenizer_end_its_json_lists():
     """Its pieces of punctuation take the end of their line, as Qwen's do, so that brackets and line ends are joined."""
     bpe = tokenizers.Tokenizer(models.BPE())
     split = pre_tokenizers.Split(Regex(QWEN), behavior="isolated")
@@ -66,17 +66,17 @@ def test_stock_model_closes_the_lists_that_it_writes():
 
 
 @pytest.mark.parametrize("build", [lambda: build_tokenizer(BYTES), lambda: build_tiny_tokenizer(3, plain=True)])
-def test_token_that_closes_an_object_or_its_numbers_and_the_list_is_refused(build):
+def test_closing_token_that_also_occurs_within_answer_is_refused(build):
     with pytest.raises(ConfigError, match=r"close a list, and have other places in an answer.*leave out --longer"):
         closing_tokens(encoder(build()))
 
 
-def test_answer_that_no_token_closes_is_refused():
+def test_tokenizer_without_closing_token_is_refused():
     with pytest.raises(ConfigError, match="no token closes a list"):
         closing_tokens(lambda text: [text.count("object_")] * (2 + text.count("desc")))
 
 
-def test_bias_is_taken_off_each_closing_token():
+def test_closing_bias_is_subtracted_from_each_closing_token():
     encode = encoder(tokenizer_of(TOKENIZERS["tiny-qwen3-vl"]))
     (token,) = closing_tokens(encode)
     assert closing_bias(encode, 1.5) == {token: -1.5}
@@ -84,6 +84,6 @@ def test_bias_is_taken_off_each_closing_token():
 
 
 @pytest.mark.parametrize("nats", [-0.1, 101.0, float("nan")])
-def test_number_out_of_range_is_refused(nats):
+def test_closing_bias_out_of_range_is_refused(nats):
     with pytest.raises(ConfigError, match="must lie in 0 to 100 nats"):
         closing_bias(encoder(build_tokenizer(ALIGNED)), nats)

@@ -17,10 +17,10 @@ def run(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_example_prints_what_the_page_says():
+def test_documented_example_prints_documented_output():
     assert run(block("python")) == block("text")
 
 
-def test_the_example_loads_no_model_library_and_no_network():
+def test_documented_example_imports_no_model_or_network_library():
     loaded = run(block("python") + "\nimport sys\nprint(*sys.modules)").splitlines()[-1].split()
     assert HEAVY & {name.partition(".")[0] for name in loaded} == set()

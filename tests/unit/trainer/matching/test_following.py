@@ -14,7 +14,7 @@ def pairs(target):
     return [(pair.pred, pair.gt) for pair in target.matching.pairs]
 
 
-def test_repeated_box_follows_no_true_one_although_one_is_free(any_vocab):
+def test_duplicate_box_is_not_assigned_to_free_ground_truth(any_vocab):
     target = target_of(any_vocab, [shifted(CAT, 5), CAT], [CAT, OWL], assignment="dynamic", duplicate_iou=0.9)
     assert pairs(target) == [(0, 0)]
     assert target.matching.following == ()
@@ -22,14 +22,14 @@ def test_repeated_box_follows_no_true_one_although_one_is_free(any_vocab):
 
 
 @pytest.mark.parametrize(("answered", "truth"), [([CAT, NOISE], [SQUARE, DOG]), ([SQUARE, NOISE], [CAT, DOG])])
-def test_no_box_follows_where_answer_or_truth_has_a_polygon(any_vocab, answered, truth):
+def test_dynamic_assignment_assigns_no_unmatched_box_when_polygon_is_present(any_vocab, answered, truth):
     target = target_of(any_vocab, answered, truth, assignment="dynamic")
     assert pairs(target) == [(0, 0)]
     assert target.matching.following == ()
     assert (target.false_negatives, target.appended) == ((1,), (1,))
 
 
-def test_box_that_passes_the_gate_counts_as_matched_however_little_it_overlaps(any_vocab):
+def test_box_that_passes_gate_counts_as_matched_despite_low_iou(any_vocab):
     near = replace(CAT, bins=(180, 100, 380, 300))  # an overlap of 0.43, where the gate is 0.3
     target = target_of(any_vocab, [near, NOISE], [CAT, DOG], assignment="dynamic")
     assert (pairs(target), [(one.pred, one.gt) for one in target.matching.following]) == ([(0, 0)], [(1, 1)])

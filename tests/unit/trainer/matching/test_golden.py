@@ -28,7 +28,7 @@ def ids_of(tokens):
 
 
 @cases("mask_iou")
-def test_mask_iou(case):
+def test_mask_iou_matches_golden_vectors(case):
     shapes = [thing(case["left"])], [thing(case["right"])]
     mode = case.get("mode", "canvas")
     found = mask_iou(*shapes, np.array([[0, 0]]), resolution=case["resolution"], mode=mode)
@@ -36,7 +36,7 @@ def test_mask_iou(case):
 
 
 @cases("transport")
-def test_transport(case):
+def test_transport_matches_golden_vectors(case):
     points, targets = (np.array(case[name], dtype=float) for name in ("points", "targets"))
     (found,) = barycentric(
         [points], [targets], np.array([case["epsilon"]]), cost=case["cost"], iterations=case["iterations"]
@@ -45,19 +45,19 @@ def test_transport(case):
 
 
 @cases("target_bins")
-def test_target_bins(case):
+def test_target_bins_match_golden_vectors(case):
     pair = (thing(case["pred"]), thing(case["gt"]))
     assert target_bins([pair], MatchOptions(**case["options"])) == [tuple(case["bins"])]
 
 
 @cases("candidates")
-def test_candidates(case):
+def test_candidates_match_golden_vectors(case):
     found = candidate_pairs(np.array(case["pred"]), np.array(case["gt"]), case["top_k"])
     assert found.tolist() == case["pairs"]
 
 
 @cases("match")
-def test_match(case):
+def test_match_results_equal_golden_vectors(case):
     found = match(
         [thing(one) for one in case["pred"]], [thing(one) for one in case["gt"]], MatchOptions(**case["options"])
     )
@@ -68,7 +68,7 @@ def test_match(case):
 
 
 @cases("parse")
-def test_parse(case):
+def test_parsed_rollouts_match_golden_vectors(case):
     found = parse_rollout(ids_of(case["tokens"]), toy_vocab())
     assert list(map(toy_vocab().decode_piece, found.prefix_ids)) == case["prefix"]
     objects = [[one.key, one.reason, list(one.token_positions) if one.valid else []] for one in found.objects]
@@ -78,7 +78,7 @@ def test_parse(case):
 
 
 @cases("target")
-def test_target(case):
+def test_targets_match_golden_vectors(case):
     gt = GroundTruth(tuple(map(thing, case["gt"])))
     found = build_target(ids_of(case["tokens"]), gt, toy_vocab())
     assert list(map(toy_vocab().decode_piece, found.y_train_ids)) == case["y_train"]
@@ -110,13 +110,13 @@ def check_supervision(found, case):
 
 
 @cases("masks")
-def test_masks(case):
+def test_supervision_masks_match_golden_vectors(case):
     ids, meta = segment(case)
     check_supervision(supervision(meta, ids, toy_vocab()), case)
 
 
 @cases("packed_masks")
-def test_packed_masks(case):
+def test_packed_supervision_masks_match_golden_vectors(case):
     parts = [segment(golden()["masks"][k]) for k in case["segments"]]
     row = [one for ids, _ in parts for one in ids] + [1000] * case["padding"]
     check_supervision(packed_supervision([meta for _, meta in parts], row, toy_vocab()), case)

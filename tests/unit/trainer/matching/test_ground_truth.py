@@ -8,12 +8,12 @@ from stage2_trainer.matching.tokens import MatchingError
 BOX = {"desc": "cat", "bbox_2d": [10, 20, 300, 400]}
 
 
-def test_objects_come_in_the_order_of_their_indices():
+def test_objects_are_ordered_by_index():
     payload = {"object_10": {**BOX, "desc": "b"}, "object_2": {**BOX, "desc": "a"}, "note": 1}
     assert [one.desc for one in ground_truth(payload).objects] == ["a", "b"]
 
 
-def test_a_key_of_thousands_of_digits_names_no_object():
+def test_object_key_with_thousands_of_digits_is_ignored():
     assert ground_truth({"object_" + "9" * 5000: BOX}).objects == ()
 
 
@@ -27,7 +27,7 @@ def test_coordinates_may_be_tokens_numbers_or_pairs():
 
 
 @pytest.mark.parametrize(("given", "bins"), [([5, 7, 5, 7], (5, 7, 5, 7)), ([0.6, 1.4, 2.6, 999.4], (1, 1, 3, 999))])
-def test_box_may_be_a_point_and_numbers_are_rounded_to_bins(given, bins):
+def test_box_may_be_point_and_numbers_are_rounded_to_bins(given, bins):
     (one,) = ground_truth({"object_1": {**BOX, "bbox_2d": given}}).objects
     assert one.bins == bins
 
@@ -59,13 +59,13 @@ def test_box_may_be_a_point_and_numbers_are_rounded_to_bins(given, bins):
         ({"desc": "x", "poly": [1, 2, 3, 4, 5, 6], "poly_points": 4}, "poly_points_differ"),
     ],
 )
-def test_objects_that_break_the_contract_are_left_out_and_listed(value, reason):
+def test_invalid_objects_are_left_out_and_listed_with_reason(value, reason):
     truth = ground_truth({"object_1": value, "object_2": BOX})
     assert truth.dropped == (("object_1", reason),)
     assert truth.objects == (GTObject("cat", "bbox", (10, 20, 300, 400)),)
 
 
-def test_the_assistant_text_is_one_line_of_json_with_tokens_as_strings():
+def test_serialized_objects_are_one_line_of_json_with_tokens_as_strings():
     text = serialize_objects([GTObject("cät", "bbox", (10, 20, 300, 400)), GTObject("d", "poly", (1, 2, 3, 4, 5, 6))])
     assert text == (
         '{"object_1": {"desc": "cät", "bbox_2d": ["<|coord_10|>", "<|coord_20|>", "<|coord_300|>", "<|coord_400|>"]}, '
@@ -74,7 +74,7 @@ def test_the_assistant_text_is_one_line_of_json_with_tokens_as_strings():
     )
 
 
-def test_no_objects_make_an_empty_answer():
+def test_no_objects_serialize_to_empty_json_object():
     assert serialize_objects([]) == "{}"
 
 
@@ -93,11 +93,11 @@ ENTRY = '"object_7": {"desc": "cat", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "
         ('{"a": {} \n', [CAT], ", " + ENTRY + "}"),
     ],
 )
-def test_what_is_appended_fits_the_end_of_the_prefix(prefix, objects, expected):
+def test_appended_text_continues_prefix_as_valid_json(prefix, objects, expected):
     assert append_text(prefix, objects, 7) == expected
 
 
 @pytest.mark.parametrize(("prefix", "objects"), [('{"a": {},', []), ('{"a"', [CAT]), ("", [CAT])])
-def test_a_prefix_that_nothing_can_follow_is_refused(prefix, objects):
+def test_prefix_that_cannot_be_continued_is_refused(prefix, objects):
     with pytest.raises(MatchingError, match="prefix ends in"):
         append_text(prefix, objects, 1)

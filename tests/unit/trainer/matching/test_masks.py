@@ -49,7 +49,7 @@ def test_ignored_tail_positions_have_no_loss_of_any_kind(vocab, ids):
         ({"prefix_coord_target_bins": ()}, "1 positions, 0 targets"),
     ],
 )
-def test_meta_data_that_contradict_the_ids_are_refused(vocab, ids, change, message):
+def test_metadata_contradicting_token_ids_are_refused(vocab, ids, change, message):
     with pytest.raises(MatchingError, match=message):
         supervision(replace(META, **change), ids, vocab)
 
@@ -59,13 +59,13 @@ def test_segments_longer_than_their_row_are_refused(vocab, ids):
         packed_supervision([META, META], ids, vocab)
 
 
-def test_a_row_without_segments_supervises_nothing(vocab):
+def test_row_without_segments_has_no_supervision(vocab):
     found = packed_supervision([], [0, 0], vocab)
     assert found.labels.tolist() == [-100, -100]
     assert len(found.coord_positions) == 0
 
 
-def test_weights_go_with_their_tokens_into_a_row(vocab, ids):
+def test_token_weights_keep_their_tokens_in_packed_row(vocab, ids):
     weighted = replace(META, weights=((2, -0.5), (3, 1.5)))
     found = packed_supervision([META, weighted], [*ids, *ids], vocab)
     assert supervision(META, ids, vocab).weights is None

@@ -31,7 +31,7 @@ def parsed(vocab, text):
     return parse_rollout(vocab.encode(text), vocab)
 
 
-def test_a_whole_answer_keeps_all_but_its_last_brace(any_vocab):
+def test_complete_answer_keeps_all_but_last_brace(any_vocab):
     result = parsed(any_vocab, "{" + CAT + ", " + DOG + "}<|im_end|>")
     assert result.prefix_text == "{" + CAT + ", " + DOG
     assert not result.truncated
@@ -42,14 +42,14 @@ def test_a_whole_answer_keeps_all_but_its_last_brace(any_vocab):
     assert (dog.desc, dog.kind, dog.bins) == ("dog", "poly", (1, 2, 3, 4, 5, 6))
 
 
-def test_token_positions_point_at_the_coordinates_of_the_prefix(any_vocab):
+def test_token_positions_point_at_coordinates_in_prefix(any_vocab):
     result = parsed(any_vocab, "{" + CAT + ", " + DOG + "}")
     for found in result.objects:
         assert tuple(any_vocab.bin_of(result.prefix_ids[i]) for i in found.token_positions) == found.bins
 
 
 @pytest.mark.parametrize("text", ["", "no json here", "<|im_end|>", '"', "[1, 2]", "}"])
-def test_an_answer_without_a_brace_falls_back_to_one(any_vocab, text):
+def test_answer_without_brace_falls_back_to_opening_brace(any_vocab, text):
     result = parsed(any_vocab, text)
     assert result.prefix_text == "{"
     assert list(result.prefix_ids) == any_vocab.encode("{")
@@ -57,7 +57,7 @@ def test_an_answer_without_a_brace_falls_back_to_one(any_vocab, text):
     assert parse.NO_JSON in result.notes
 
 
-def test_text_before_the_json_falls_back_to_a_brace_and_is_noted(any_vocab):
+def test_text_before_json_falls_back_to_opening_brace_and_is_noted(any_vocab):
     result = parsed(any_vocab, "```json\n{" + CAT + "}")
     assert result.prefix_text == "{"
     assert parse.TEXT_BEFORE_JSON in result.notes
@@ -65,34 +65,34 @@ def test_text_before_the_json_falls_back_to_a_brace_and_is_noted(any_vocab):
     assert result.max_object_index is None
 
 
-def test_blanks_before_the_json_stay(any_vocab):
+def test_whitespace_before_json_is_kept(any_vocab):
     result = parsed(any_vocab, " \n{" + CAT + "}")
     assert result.prefix_text == " \n{" + CAT
     assert result.clean
 
 
 @pytest.mark.parametrize("blank", ["\u00a0", "\u2003", "\u3000", "\u2028", "\x0b", "\f", "\x1c", "\x85"])
-def test_white_space_that_json_does_not_know_is_text_before_the_json(any_vocab, blank):
+def test_non_json_whitespace_counts_as_text_before_json(any_vocab, blank):
     result = parsed(any_vocab, blank + "{" + CAT + "}")
     assert result.prefix_text == "{"
     assert parse.TEXT_BEFORE_JSON in result.notes
     assert result.clean
 
 
-def test_text_after_the_json_is_cut_off_and_noted(any_vocab):
+def test_text_after_json_is_cut_off_and_noted(any_vocab):
     result = parsed(any_vocab, "{" + CAT + "} {" + DOG + "}")
     assert result.prefix_text == "{" + CAT
     assert result.notes == (parse.TEXT_AFTER_JSON,)
     assert not result.truncated
 
 
-def test_the_answer_ends_at_the_first_end_of_turn(any_vocab):
+def test_answer_ends_at_first_end_of_turn(any_vocab):
     result = parsed(any_vocab, "{" + CAT + "<|im_end|>, " + DOG + "}")
     assert result.prefix_text == "{" + CAT
     assert result.truncated
 
 
-def test_a_cut_inside_a_token_replaces_only_that_token(fused):
+def test_cut_inside_token_replaces_only_that_token(fused):
     ids = fused.encode("{" + CAT + ", " + DOG)[:-4]
     result = parse_rollout(ids, fused)
     fusion = fused.encode('"]}, "')
@@ -102,7 +102,7 @@ def test_a_cut_inside_a_token_replaces_only_that_token(fused):
     assert result.prefix_text == "{" + CAT
 
 
-def test_an_end_of_turn_fused_into_a_token_is_cut_out(fused):
+def test_end_of_turn_fused_into_token_is_cut_out(fused):
     ids = fused.encode("{" + CAT[:-3] + STOP_IN_TOKEN)
     assert fused.decode_piece(ids[-1]) == STOP_IN_TOKEN
     result = parse_rollout(ids, fused)
@@ -111,7 +111,7 @@ def test_an_end_of_turn_fused_into_a_token_is_cut_out(fused):
     assert fused.decode(list(result.prefix_ids)) == "{" + CAT
 
 
-def test_a_cut_that_no_token_can_spell_moves_to_the_object_before(fused):
+def test_cut_that_tokenizer_cannot_spell_moves_to_previous_object(fused):
     ids = fused.encode("{" + CAT + ", " + DOG[:-4] + END_IN_TOKEN)
     assert fused.decode_piece(ids[-1]) == END_IN_TOKEN
 
@@ -125,7 +125,7 @@ def test_a_cut_that_no_token_can_spell_moves_to_the_object_before(fused):
     assert parse.CUT_MOVED in result.notes
 
 
-def test_ids_outside_the_vocabulary_end_the_answer(vocab):
+def test_token_id_outside_vocabulary_ends_answer(vocab):
     ids = vocab.encode("{" + CAT + ", ")
     for foreign in (-1, vocab.size, 10**30):
         result = parse_rollout([*ids, foreign, *vocab.encode(DOG + "}")], vocab)
@@ -159,7 +159,7 @@ def test_ids_outside_the_vocabulary_end_the_answer(vocab):
         ('[{"desc": "x", ' + BOX + "}]", NO_OBJECT_VALUE),
     ],
 )  # fmt: skip
-def test_an_invalid_object_stays_in_the_prefix_unsupervised(any_vocab, value, reason):
+def test_invalid_object_stays_in_prefix_without_supervision(any_vocab, value, reason):
     result = parsed(any_vocab, '{"object_9": ' + value + ", " + DOG + "}")
     bad, dog = result.objects
     assert (bad.key, bad.valid, bad.reason, bad.in_prefix) == ("object_9", False, reason, True)
@@ -169,7 +169,7 @@ def test_an_invalid_object_stays_in_the_prefix_unsupervised(any_vocab, value, re
     assert value in result.prefix_text
 
 
-def test_coordinates_spelled_with_other_tokens_do_not_count(vocab):
+def test_coordinate_spelled_with_other_tokens_is_dropped(vocab):
     ids = vocab.encode('{"object_1": {"desc": "x", "bbox_2d": ["')
     spelled = [one for character in "<|coord_1|>" for one in vocab.encode(character)]
     rest = vocab.encode('", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}}')
@@ -177,21 +177,21 @@ def test_coordinates_spelled_with_other_tokens_do_not_count(vocab):
     assert result.dropped == {TOKENS_DIFFER: 1}
 
 
-def test_objects_under_other_keys_are_none(any_vocab):
+def test_values_under_other_keys_are_not_objects(any_vocab):
     result = parsed(any_vocab, '{"thing": {"desc": "x", ' + BOX + "}, " + CAT + "}")
     assert [found.key for found in result.objects] == ["object_1"]
 
 
-def test_the_parser_survives_an_answer_that_nests_without_end(vocab):
+def test_parser_survives_deeply_nested_answer(vocab):
     deep = vocab.encode("{") * 4000 + vocab.encode("[") * 4000
     assert parse_rollout(deep, vocab).prefix_text == "{"
     inside = vocab.encode('{"object_1": {"desc": ') + vocab.encode("[") * 4000 + vocab.encode("]") * 4000
     assert parse_rollout([*inside, *vocab.encode("}}")], vocab).dropped == {NOT_JSON: 1}
 
 
-def test_an_index_of_thousands_of_digits_is_no_object_key(vocab):
+def test_object_key_with_thousands_of_digits_is_ignored(vocab):
     assert parsed(vocab, '{"object_' + "9" * 5000 + '": {}, ' + CAT + "}").max_object_index == 1
 
 
-def test_a_long_index_is_one_like_any_other(vocab):
+def test_long_object_index_is_accepted(vocab):
     assert parsed(vocab, "{" + CAT.replace("object_1", "object_12345678901") + "}").max_object_index == 12345678901

@@ -27,16 +27,16 @@ ANSWER = serialize_objects([CAT])
         ("Sure: " + ANSWER + "!", (TEXT_BEFORE_JSON, TEXT_AFTER_JSON)),
     ],
 )
-def test_white_space_around_an_answer_is_not_noted_and_other_text_is_noted_once(any_vocab, text, notes):
+def test_text_around_answer_is_noted_once_and_whitespace_is_not(any_vocab, text, notes):
     assert parse_rollout(any_vocab.encode(text), any_vocab).notes == notes
 
 
-def test_only_the_last_object_of_an_answer_that_stops_was_cut_off(any_vocab):
+def test_only_last_object_of_truncated_answer_is_cut_off(any_vocab):
     parsed = parse_rollout(any_vocab.encode('{"object_1": 5, "object_2": {"desc": "ca'), any_vocab)
     assert [one.reason for one in parsed.objects] == [NO_OBJECT_VALUE, CUT_OFF]
 
 
-def test_objects_behind_the_end_of_the_turn_are_none_of_the_answer(any_vocab):
+def test_objects_after_end_of_turn_do_not_belong_to_answer(any_vocab):
     ids = any_vocab.encode(ANSWER[:-1])  # not closed, so that what follows would go on with it
     more = serialize_objects([DOG], 2)[1:]
     assert object_ends([*ids, *any_vocab.encode("<|im_end|>, " + more)], any_vocab) == object_ends(ids, any_vocab)

@@ -25,7 +25,7 @@ several = settings(max_examples=80, deadline=None)
 
 @given(objects, vocabs, st.integers(1, 50))
 @several
-def test_serialised_objects_come_back_from_their_tokens(gt, vocab, start_index):
+def test_serialized_objects_are_recovered_by_parsing(gt, vocab, start_index):
     parsed = parse_rollout(vocab.encode(serialize_objects(gt, start_index) + END_OF_TURN), vocab)
     assert [(one.desc, one.kind, one.bins) for one in parsed.valid_objects] == [(g.desc, g.kind, g.bins) for g in gt]
     assert [one.index for one in parsed.objects] == list(range(start_index, start_index + len(gt)))
@@ -54,7 +54,7 @@ def check_target(response, gt, vocab):
 
 @given(objects, objects, vocabs, st.data())
 @several
-def test_any_truncation_leaves_a_prefix_that_training_can_continue(pred, gt, vocab, data):
+def test_any_truncated_answer_gives_valid_target(pred, gt, vocab, data):
     ids = vocab.encode(serialize_objects(pred) + END_OF_TURN)
     target = check_target(ids[: data.draw(st.integers(0, len(ids)))], gt, vocab)
     assert target.parsed.clean
@@ -62,7 +62,7 @@ def test_any_truncation_leaves_a_prefix_that_training_can_continue(pred, gt, voc
 
 @given(objects, objects, vocabs, st.randoms(use_true_random=False))
 @several
-def test_any_damage_to_the_ids_is_survived(pred, gt, vocab, rng: random.Random):
+def test_any_damaged_token_ids_give_valid_target(pred, gt, vocab, rng: random.Random):
     ids = vocab.encode(serialize_objects(pred) + END_OF_TURN)
     for _ in range(rng.randint(1, 4)):
         where = rng.randint(0, len(ids))
@@ -72,7 +72,7 @@ def test_any_damage_to_the_ids_is_survived(pred, gt, vocab, rng: random.Random):
 
 @given(objects, objects, vocabs, st.randoms(use_true_random=False))
 @several
-def test_any_damage_to_the_bytes_is_survived(pred, gt, vocab, rng: random.Random):
+def test_any_damaged_bytes_give_valid_target(pred, gt, vocab, rng: random.Random):
     data = bytearray(serialize_objects(pred).encode())
     for _ in range(rng.randint(1, 3)):
         data[rng.randrange(len(data))] = rng.choice(b'{}[]",:\\ a\xc3\xff')
@@ -81,14 +81,14 @@ def test_any_damage_to_the_bytes_is_survived(pred, gt, vocab, rng: random.Random
 
 @given(st.lists(st.integers(-5, 1320), max_size=60), vocabs)
 @several
-def test_any_ids_at_all_are_survived(ids, vocab):
+def test_any_token_ids_can_be_parsed(ids, vocab):
     parsed = parse_rollout(ids, vocab)
     assert vocab.align(list(parsed.prefix_ids)).text == parsed.prefix_text
 
 
 @given(st.lists(st.tuples(objects, objects), min_size=1, max_size=4), vocabs, st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_packed_masks_equal_the_unpacked_ones_one_after_the_other(samples, vocab, padding):
+def test_packed_masks_equal_concatenated_unpacked_masks(samples, vocab, padding):
     metas, rows, alone = [], [], []
     for k, (pred, gt) in enumerate(samples):
         target = build_target(vocab.encode(serialize_objects(pred)), GroundTruth(tuple(gt)), vocab, QUICK)
@@ -141,7 +141,7 @@ FAMILIES: dict[str, Callable[[], Iterator[str]]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
-def test_whatever_is_wrong_with_an_answer_it_is_a_target(vocab, family: Callable[[], Iterator[str]]) -> None:
+def test_every_damaged_answer_gives_valid_target(vocab, family: Callable[[], Iterator[str]]) -> None:
     cases = 0
     for text in family():
         check_target(vocab.encode(text), TRUTH, vocab)

@@ -97,14 +97,14 @@ FRAGMENTS = [
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=30))
 @settings(max_examples=500, deadline=None)
-def test_any_order_of_fragments_is_scanned_as_character_by_character(fragments):
+def test_scanner_equals_character_scan_on_any_fragments(fragments):
     check("".join(fragments))
     check("{" + "".join(fragments))
 
 
 @given(objects, st.randoms(use_true_random=False))
 @settings(max_examples=200, deadline=None)
-def test_damaged_answers_are_scanned_as_character_by_character(gt, rng: random.Random):
+def test_scanner_equals_character_scan_on_damaged_answers(gt, rng: random.Random):
     text = list(serialize_objects(gt))
     for _ in range(rng.randint(0, 4)):
         where = rng.randrange(len(text))

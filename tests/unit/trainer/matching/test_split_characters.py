@@ -13,7 +13,7 @@ BRACE_AND_HALF = "}Ã"  # a brace, and the first byte of é, as a byte-level tok
 
 
 @pytest.mark.parametrize("options", [{"unmatched_objects": "dropped"}, {"unmatched_objects": "neutral"}])
-def test_kept_object_keeps_no_part_of_the_character_behind_it(options):
+def test_kept_object_includes_no_part_of_following_character(options):
     tokenizer = build_tokenizer(FUSED, BRACE_AND_HALF)
     vocab = CoordVocab.from_tokenizer(tokenizer)
     first, second = serialize_objects([CAT])[:-2], serialize_objects([NOISE], 2)[1:]

@@ -30,7 +30,7 @@ def supervised(objects, vocab, *, plain=False):
 
 
 @pytest.mark.parametrize("objects", TRUTHS)
-def test_the_target_is_the_whole_answer(objects, vocab):
+def test_stage_1_target_is_whole_serialized_ground_truth(objects, vocab):
     target, _, _ = supervised(objects, vocab)
     assert target.y_train_text == serialize_objects(objects)
     assert len(json.loads(target.y_train_text)) == len(objects)
@@ -39,7 +39,7 @@ def test_the_target_is_the_whole_answer(objects, vocab):
 
 
 @pytest.mark.parametrize("objects", TRUTHS)
-def test_each_token_of_the_answer_and_its_end_is_taught_once(objects, vocab):
+def test_each_stage_1_token_is_supervised_once(objects, vocab):
     """Structure and descriptions by cross entropy, coordinates by their bins."""
     _, ids, found = supervised(objects, vocab)
     ordinary = np.flatnonzero(found.labels >= 0)
@@ -50,13 +50,13 @@ def test_each_token_of_the_answer_and_its_end_is_taught_once(objects, vocab):
 
 
 @pytest.mark.parametrize("objects", TRUTHS)
-def test_without_the_coordinate_loss_coordinates_are_tokens_like_others(objects, vocab):
+def test_without_coordinate_loss_coordinates_are_ordinary_tokens(objects, vocab):
     _, ids, found = supervised(objects, vocab, plain=True)
     assert (found.labels[len(PROMPT) :] == ids[len(PROMPT) :]).all()
     assert len(found.coord_positions) == 0
 
 
-def test_a_coordinate_token_within_a_description_is_none(vocab):
+def test_coordinate_token_within_description_is_not_supervised(vocab):
     _, ids, found = supervised([GTObject("a <|coord_7|> sign", "bbox", (1, 2, 3, 4))], vocab)
     assert found.coord_targets.tolist() == [1, 2, 3, 4]
     (silent,) = [at for at in range(len(PROMPT), len(ids)) if found.labels[at] < 0 and at not in found.coord_positions]

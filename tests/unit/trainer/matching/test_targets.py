@@ -21,7 +21,7 @@ def target_of(vocab, answer, gt, options=None):
     return build_target(vocab.encode(answer), GroundTruth(tuple(gt)), vocab, options or MatchOptions())
 
 
-def test_a_matched_object_is_taught_the_true_bins_and_keeps_its_own_tokens(any_vocab):
+def test_matched_object_keeps_its_tokens_and_has_ground_truth_bins_as_targets(any_vocab):
     answer = serialize_objects([shifted(CAT, 5)])
     target = target_of(any_vocab, answer, [CAT])
     assert target.prefix_coord_target_bins == CAT.bins
@@ -31,7 +31,7 @@ def test_a_matched_object_is_taught_the_true_bins_and_keeps_its_own_tokens(any_v
     assert target.y_train_text == answer
 
 
-def test_missed_objects_follow_in_order_with_new_indices(any_vocab):
+def test_missed_objects_are_appended_in_order_with_new_indices(any_vocab):
     target = target_of(any_vocab, serialize_objects([shifted(DOG, 3)], start_index=4), [CAT, DOG, BIRD])
     assert target.false_negatives == (0, 2)
     loaded = json.loads(target.y_train_text)
@@ -40,7 +40,7 @@ def test_missed_objects_follow_in_order_with_new_indices(any_vocab):
     assert any_vocab.decode(list(target.y_train_ids)) == target.y_train_text
 
 
-def test_an_empty_answer_without_ground_truth_is_an_empty_object(any_vocab):
+def test_empty_answer_without_ground_truth_gives_empty_json_object(any_vocab):
     assert target_of(any_vocab, "", []).y_train_text == "{}"
 
 
@@ -53,7 +53,7 @@ def test_false_positives_stay_unsupervised(any_vocab):
     assert labels[-1] == "ce"
 
 
-def test_tail_descriptions_are_silent_and_tail_coordinates_learn_their_own_bins(any_vocab):
+def test_appended_descriptions_are_unsupervised_and_coordinates_supervised(any_vocab):
     target = target_of(any_vocab, "", [GTObject('rød "ræv" 🦊', "bbox", (1, 2, 3, 4))])
     tail = list(target.y_train_ids[target.prefix_len :])
     aligned = any_vocab.align(tail)
@@ -66,7 +66,7 @@ def test_tail_descriptions_are_silent_and_tail_coordinates_learn_their_own_bins(
     assert kinds["none"] == target.prefix_len + len(target.tail_ignore_pos)
 
 
-def test_a_token_that_fuses_quote_and_description_is_silent(any_vocab):
+def test_token_fusing_quote_and_description_is_unsupervised(any_vocab):
     # `": "` followed by a quote inside the description: byte-level BPE may fuse it with the opening quote.
     target = target_of(any_vocab, "", [GTObject('", "x', "bbox", (1, 2, 3, 4))])
     aligned = any_vocab.align(list(target.y_train_ids[target.prefix_len :]))
@@ -78,7 +78,7 @@ def test_a_token_that_fuses_quote_and_description_is_silent(any_vocab):
 
 
 @pytest.mark.parametrize("desc", ["猫", "猫 on a 桌", "cat 猫", "🦊🦊"])
-def test_every_token_of_a_character_that_spans_several_is_silent(any_vocab, desc):
+def test_tokens_of_multi_token_character_in_description_are_unsupervised(any_vocab, desc):
     tail = target_of(any_vocab, "", [GTObject(desc, "bbox", (1, 2, 3, 4))])
     ids = list(tail.y_train_ids[tail.prefix_len :])
     taught = [token for i, token in enumerate(ids) if i not in tail.tail_ignore_pos]
@@ -86,12 +86,12 @@ def test_every_token_of_a_character_that_spans_several_is_silent(any_vocab, desc
     assert text.isascii()  # neither a character nor one of its bytes, which would spell U+FFFD
 
 
-def test_a_coordinate_token_inside_a_description_is_silent(any_vocab):
+def test_coordinate_token_inside_appended_description_is_unsupervised(any_vocab):
     target = target_of(any_vocab, "", [GTObject("like <|coord_7|>", "bbox", (1, 2, 3, 4))])
     assert target.tail_coord_bins == (1, 2, 3, 4)
 
 
-def test_a_polygon_prediction_gets_one_target_for_each_coordinate(any_vocab):
+def test_polygon_prediction_has_target_for_each_coordinate(any_vocab):
     target = target_of(any_vocab, serialize_objects([shifted(BIRD, 4)]), [BIRD], MatchOptions(ot_epsilon=0.5))
     assert target.prefix_coord_target_bins == BIRD.bins
     assert list(target.coord_targets.values())[:6] == list(BIRD.bins)

@@ -35,7 +35,7 @@ sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 
 @given(st.lists(sizes, min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.sampled_from(["l1", "l2"]))
 @settings(max_examples=60, deadline=None)
-def test_all_pairs_at_once_equal_the_formula_pair_by_pair(shapes, seed, cost):
+def test_batched_transport_equals_formula_for_each_pair(shapes, seed, cost):
     rng = np.random.default_rng(seed)
     x = [rng.integers(0, 300, (n, 2)).astype(float) for n, _ in shapes]
     y = [rng.integers(0, 300, (m, 2)).astype(float) for _, m in shapes]
@@ -47,7 +47,7 @@ def test_all_pairs_at_once_equal_the_formula_pair_by_pair(shapes, seed, cost):
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-3, 1.0, 1e9])
-def test_any_epsilon_stays_within_the_hull_of_the_target(epsilon):
+def test_transported_points_stay_within_target_bounds_for_any_epsilon(epsilon):
     x, y = square(0, 999), square(300, 305)
     result = moved(x, y, epsilon, iterations=100)
     assert np.isfinite(result).all()
@@ -56,11 +56,11 @@ def test_any_epsilon_stays_within_the_hull_of_the_target(epsilon):
 
 
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_epsilon_that_is_none_counts_as_one_bin(epsilon):
+def test_invalid_epsilon_counts_as_one_bin(epsilon):
     pair = (poly(100, 100, 110, 100, 105, 110), poly(101, 100, 111, 100, 106, 110))
     assert target_bins([pair], MatchOptions(ot_epsilon=epsilon)) == target_bins([pair], MatchOptions(ot_epsilon=1.0))
 
 
-def test_no_rounds_count_as_one():
+def test_zero_transport_iterations_count_as_one():
     pair = (poly(100, 100, 110, 100, 105, 110), box(90, 90, 120, 120))
     assert target_bins([pair], MatchOptions(ot_iters=0)) == target_bins([pair], MatchOptions(ot_iters=1))

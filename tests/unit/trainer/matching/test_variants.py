@@ -51,7 +51,7 @@ def masks(vocab, target):
     return replace(found, labels=found.labels[2:], coord_positions=found.coord_positions - 2)
 
 
-def test_names_of_missed_objects_are_trained_as_other_tokens_with_weight_one(any_vocab):
+def test_missed_descriptions_with_weight_one_are_trained_as_ordinary_tokens(any_vocab):
     silent, named = (target_of(any_vocab, [], [CAT], missed_desc_weight=weight) for weight in (0.0, 1.0))
     assert named.y_train_ids == silent.y_train_ids
     assert named.tail_ignore_pos == named.weights == ()
@@ -60,7 +60,7 @@ def test_names_of_missed_objects_are_trained_as_other_tokens_with_weight_one(any
     assert list(named.labels) == expected
 
 
-def test_names_of_missed_objects_have_the_weight_that_is_asked_for(any_vocab):
+def test_missed_descriptions_have_configured_weight(any_vocab):
     target = target_of(any_vocab, [], [CAT], missed_desc_weight=1.5)
     silent = target_of(any_vocab, [], [CAT])
     named = [silent.prefix_len + position for position in silent.tail_ignore_pos]
@@ -70,7 +70,7 @@ def test_names_of_missed_objects_have_the_weight_that_is_asked_for(any_vocab):
     assert np.flatnonzero(found.weights[2:] == 1.5).tolist() == named
 
 
-def test_a_coordinate_token_in_a_trained_name_stays_without_a_loss(any_vocab):
+def test_coordinate_token_in_trained_description_has_no_loss(any_vocab):
     like = GTObject("like <|coord_7|>", "bbox", (1, 2, 3, 4))
     target = target_of(any_vocab, [], [like], missed_desc_weight=1.0)
     (silent,) = target.tail_ignore_pos
@@ -78,7 +78,7 @@ def test_a_coordinate_token_in_a_trained_name_stays_without_a_loss(any_vocab):
     assert target.tail_coord_bins == (1, 2, 3, 4)
 
 
-def test_a_repeated_object_is_taken_out_before_it_can_take_a_match(any_vocab):
+def test_duplicate_object_is_removed_before_matching(any_vocab):
     # The second dog lies on the true one, the first a little beside it: without the key the second is matched.
     beside, on_it = shifted(DOG, 12), DOG
     plain = target_of(any_vocab, [beside, on_it], [DOG])
@@ -101,7 +101,7 @@ def test_a_repeated_object_is_taken_out_before_it_can_take_a_match(any_vocab):
         ([CAT, CAT], None, ()),
     ],
 )
-def test_what_counts_as_repeated(any_vocab, answered, least_iou, repeated):
+def test_objects_count_as_duplicates_by_description_and_iou(any_vocab, answered, least_iou, repeated):
     assert target_of(any_vocab, answered, [CAT], duplicate_iou=least_iou).repeated == repeated
 
 
@@ -142,7 +142,7 @@ NOT_PLAINLY_NUMBERED = {
 
 
 @pytest.mark.parametrize("answer", NOT_PLAINLY_NUMBERED.values(), ids=NOT_PLAINLY_NUMBERED)
-def test_objects_that_are_not_plainly_numbered_are_renumbered_before_they_are_taught(any_vocab, answer):
+def test_objects_without_consecutive_numbers_are_renumbered(any_vocab, answer):
     truth, options = GroundTruth((CAT, DOG, OWL)), MatchOptions(matched_text_weight=1.0)
     target = build_target(any_vocab.encode(answer), truth, any_vocab, options)
     assert len(target.parsed.valid_objects) == 2
@@ -162,7 +162,7 @@ PLAINLY_NUMBERED = {
 
 
 @pytest.mark.parametrize("answer", PLAINLY_NUMBERED.values(), ids=PLAINLY_NUMBERED)
-def test_plainly_numbered_objects_keep_every_token(any_vocab, answer):
+def test_consecutively_numbered_objects_keep_every_token(any_vocab, answer):
     truth = GroundTruth((CAT, DOG, OWL))
     ids = any_vocab.encode(answer)
     taught, plain = (
@@ -178,7 +178,7 @@ def test_plainly_numbered_objects_keep_every_token(any_vocab, answer):
     ("between", "second", "appended"),
     [("", "object_111", 112), ("", "object_002", 3), ('"object_9": {"desc": "x"}, ', "object_2", 10)],
 )
-def test_without_matched_text_an_answer_keeps_its_numbers_and_the_tail_counts_on(any_vocab, between, second, appended):
+def test_answer_keeps_its_numbers_when_matched_text_is_not_trained(any_vocab, between, second, appended):
     answer = wrongly_numbered(between, second=second)
     target = build_target(any_vocab.encode(answer), GroundTruth((CAT, DOG, OWL)), any_vocab)
     assert target.prefix_text == answer[:-1]
@@ -186,14 +186,14 @@ def test_without_matched_text_an_answer_keeps_its_numbers_and_the_tail_counts_on
     assert target.text_labels == ()
 
 
-def test_a_broken_object_behind_all_others_lends_the_tail_no_number(any_vocab):
+def test_appended_numbers_ignore_broken_last_object(any_vocab):
     broken = ', "object_77777777777777": {"desc": "x", "bbox_2d": []}}'
     ids = any_vocab.encode(serialize_objects([CAT])[:-1] + broken)
     target = build_target(ids, GroundTruth((CAT, DOG)), any_vocab, MatchOptions(matched_text_weight=1.0))
     assert target.y_train_text == serialize_objects([CAT, DOG])
 
 
-def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
+def test_unmatched_objects_are_dropped_and_keys_renumbered(any_vocab):
     answered = [NOISE, shifted(CAT, 5), shifted(NOISE, 5), shifted(OWL, 5)]
     target = target_of(any_vocab, answered, [CAT, DOG, OWL], unmatched_objects="dropped")
     assert objects_in(target) == [
@@ -211,7 +211,7 @@ def test_unmatched_objects_are_dropped_and_keys_counted_anew(any_vocab):
     ) + '"]}}'  # fmt: skip
 
 
-def test_objects_in_front_of_a_dropped_one_keep_every_token(any_vocab):
+def test_objects_before_dropped_object_keep_every_token(any_vocab):
     answered = [shifted(CAT, 5), shifted(OWL, 5), NOISE]
     answer = any_vocab.encode(serialize_objects(answered))
     target = target_of(any_vocab, answered, [CAT, OWL], unmatched_objects="dropped")
@@ -221,13 +221,13 @@ def test_objects_in_front_of_a_dropped_one_keep_every_token(any_vocab):
     assert list(target.y_train_ids[:whole]) == answer[:whole]
 
 
-def test_an_answer_without_any_match_is_dropped_whole(any_vocab):
+def test_answer_without_match_is_dropped_entirely(any_vocab):
     target = target_of(any_vocab, [NOISE], [CAT], unmatched_objects="dropped")
     assert target.y_train_text == serialize_objects([CAT])
     assert target.prefix_text == "{"
 
 
-def test_the_token_that_led_on_to_an_unmatched_object_is_taught_against(any_vocab):
+def test_token_leading_to_unmatched_object_is_penalised(any_vocab):
     answered = [CAT, NOISE, DOG]
     target = target_of(any_vocab, answered, [CAT, DOG], unmatched_objects="penalised", unmatched_weight=0.25)
     neutral = target_of(any_vocab, answered, [CAT, DOG])
@@ -244,7 +244,7 @@ def test_the_token_that_led_on_to_an_unmatched_object_is_taught_against(any_voca
     assert others == [label for i, label in enumerate(neutral.labels) if i != at]
 
 
-def test_the_first_object_of_an_answer_is_led_on_to_by_what_follows_the_brace(any_vocab):
+def test_unmatched_first_object_penalises_token_after_opening_brace(any_vocab):
     target = target_of(any_vocab, [NOISE, CAT], [CAT], unmatched_objects="penalised")
     (piece,) = pieces(any_vocab, target, "penalised")
     assert '"' in piece
@@ -262,7 +262,7 @@ VARIANTS = st.fixed_dictionaries(
 
 @given(objects, objects, vocabs, VARIANTS, st.data())
 @settings(max_examples=120, deadline=None)
-def test_every_variant_of_any_answer_has_whole_targets(pred, gt, vocab, variant, data):
+def test_every_variant_gives_consistent_targets_for_any_answer(pred, gt, vocab, variant, data):
     ids = vocab.encode(serialize_objects(pred))
     options = MatchOptions(maskiou_resolution=64, ot_iters=2, **variant)
     ids = ids[: data.draw(st.integers(0, len(ids)))]
@@ -300,7 +300,7 @@ def labelled(vocab, target):
     ]
 
 
-def test_matched_text_is_taught_with_the_true_name_where_both_have_as_many_tokens(vocab):
+def test_matched_description_is_supervised_with_true_name_of_equal_token_count(vocab):
     answered = [replace(shifted(DOG, 5), desc="cat"), NOISE, replace(shifted(OWL, 5), desc="owls"), shifted(CAT, 5)]
     target = target_of(vocab, answered, [CAT, DOG, OWL], matched_text_weight=0.5)
     coordinates = '": ["' + '", "' * 3 + '"]}'
@@ -317,27 +317,27 @@ def test_matched_text_is_taught_with_the_true_name_where_both_have_as_many_token
     ]
 
 
-def test_matched_text_is_found_however_the_answer_is_spaced(vocab):
+def test_matched_text_is_found_with_any_whitespace(vocab):
     answer = serialize_objects([replace(CAT, desc="cot")]).replace('"desc": "cot"', '"desc":"cow", "desc" :\n"cot"')
     target = build_target(vocab.encode(answer), GroundTruth((CAT,)), vocab, MatchOptions(matched_text_weight=1.0))
     assert "".join(labelled(vocab, target)).startswith('{"object_1": {"desc":"cow", "desc" :\n"co>at", "bbox_2d')
 
 
-def test_what_is_left_of_a_token_that_the_cut_splits_is_not_taught(fused):
+def test_remainder_of_token_split_by_cut_is_not_trained(fused):
     target = target_of(fused, [CAT], [CAT, DOG], matched_text_weight=1.0)
     left = fused.align(list(target.y_train_ids[: target.prefix_len])).pieces
     assert left[-2:] == ['"]', "}"]
     assert max(at for at, _ in target.text_labels) < target.prefix_len - 2
 
 
-def test_matched_text_changes_nothing_else(any_vocab):
+def test_matched_text_weight_changes_only_text_labels(any_vocab):
     answered = [NOISE, shifted(CAT, 5), shifted(DOG, 5)]
     plain, taught = (target_of(any_vocab, answered, [CAT, DOG, OWL], matched_text_weight=one) for one in (0.0, 1.0))
     assert taught.text_labels
     assert replace(taught, text_labels=()) == plain
 
 
-def test_a_token_that_closes_an_object_and_leads_on_belongs_to_the_next_one(fused):
+def test_token_closing_object_and_opening_next_belongs_to_next(fused):
     answered = [NOISE, shifted(CAT, 5)]
     target = target_of(fused, answered, [CAT], matched_text_weight=1.0)
     aligned = fused.align(list(target.y_train_ids))
@@ -347,7 +347,7 @@ def test_a_token_that_closes_an_object_and_leads_on_belongs_to_the_next_one(fuse
     assert min(at for at, _ in target.text_labels) == leads
 
 
-def test_a_box_without_a_match_follows_what_was_written(any_vocab):
+def test_unmatched_box_targets_follow_ground_truth_nearest_to_written_coordinates(any_vocab):
     left, right = GTObject("a", "bbox", (100, 500, 300, 700)), GTObject("b", "bbox", (200, 100, 400, 300))
     begun = GTObject("a", "bbox", (140, 120, 160, 140))  # x1 is nearer to the left one, all that follows to the right
     target = target_of(any_vocab, [begun], [left, right], assignment="dynamic")
@@ -356,7 +356,7 @@ def test_a_box_without_a_match_follows_what_was_written(any_vocab):
     assert target.appended == (0,)
 
 
-def test_boxes_match_first_and_the_others_follow_until_no_true_one_is_free(any_vocab):
+def test_unmatched_boxes_are_assigned_until_no_ground_truth_is_free(any_vocab):
     said = [NOISE, shifted(NOISE, 5), CAT]
     target = target_of(any_vocab, said, [CAT, DOG], assignment="dynamic", unmatched_objects="dropped")
     assert [(pair.pred, pair.gt) for pair in target.matching.supervised] == [(0, 1), (2, 0)]
@@ -364,7 +364,7 @@ def test_boxes_match_first_and_the_others_follow_until_no_true_one_is_free(any_v
     assert target.dropped == (1,)
 
 
-def test_a_box_that_follows_finds_nothing(any_vocab):
+def test_unmatched_box_assigned_to_ground_truth_counts_as_false_positive(any_vocab):
     target = target_of(any_vocab, [NOISE, CAT], [CAT, DOG], assignment="dynamic")
     assert [(pair.pred, pair.gt) for pair in target.matching.pairs] == [(1, 0)]
     assert [(pair.pred, pair.gt) for pair in target.matching.following] == [(0, 1)]
@@ -376,20 +376,20 @@ def test_a_box_that_follows_finds_nothing(any_vocab):
     assert {name: target.counters[name] for name in counters} == counters
 
 
-def test_a_repeated_box_takes_no_true_one(any_vocab):
+def test_duplicate_box_takes_no_ground_truth(any_vocab):
     answered = [shifted(CAT, 5), CAT, DOG]
     target = target_of(any_vocab, answered, [CAT, DOG], assignment="dynamic", duplicate_iou=0.9)
     assert [(pair.pred, pair.gt) for pair in target.matching.supervised] == [(0, 0), (2, 1)]
 
 
-def test_polygons_are_matched_by_finished_shapes(any_vocab):
+def test_dynamic_assignment_with_polygons_equals_default_assignment(any_vocab):
     square = GTObject("cat", "poly", (100, 100, 300, 100, 300, 300, 100, 300))
     for answered, gt in (([NOISE, CAT], [square]), ([square, CAT], [CAT, DOG])):
         assert target_of(any_vocab, answered, gt, assignment="dynamic") == target_of(any_vocab, answered, gt)
 
 
 @pytest.mark.parametrize("how", [{"unmatched_objects": "dropped"}, {"duplicate_iou": 0.9}])
-def test_a_rewritten_answer_has_the_tokens_of_its_text(any_vocab, how):
+def test_rewritten_answer_has_tokens_of_its_text(any_vocab, how):
     answered = [NOISE, shifted(CAT, 5), shifted(NOISE, 1), shifted(OWL, 5), shifted(NOISE, 2)]
     target = target_of(any_vocab, answered, [CAT, DOG, OWL], **how)
     natural = any_vocab.encode(target.y_train_text)

@@ -26,7 +26,7 @@ def rows_of(lengths, order=None):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_segment_is_in_one_row_and_rows_are_at_most_one_more_than_their_tokens_fill(seed):
+def test_every_segment_is_in_one_row_and_at_most_one_row_is_surplus(seed):
     lengths = answers(seed)
     rows, _ = rows_of(lengths)
     assert sorted(i for row in rows for i in row) == list(range(32))
@@ -37,14 +37,14 @@ def test_every_segment_is_in_one_row_and_rows_are_at_most_one_more_than_their_to
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("count", [1, 2, 7, 32, 100])
-def test_rows_do_not_depend_on_the_order_in_which_segments_come(seed, count):
+def test_rows_do_not_depend_on_arrival_order_of_segments(seed, count):
     lengths = answers(seed, count)
     order = list(range(count))
     random.Random(seed).shuffle(order)
     assert sorted(rows_of(lengths, order)[0]) == sorted(rows_of(lengths)[0])
 
 
-def test_a_segment_that_comes_last_holds_up_its_own_parts_alone():
+def test_late_segment_delays_only_rows_of_its_halves():
     lengths = [
         3000
     ] * 32  # four fill a row, eight are two rows: the eight with the last one wait, and what is left over
@@ -56,13 +56,13 @@ def test_a_segment_that_comes_last_holds_up_its_own_parts_alone():
         assert not any(last in row for row in known)
 
 
-def test_rows_of_the_shipped_job_are_nine_tenths_full_and_half_of_them_are_known_early():
+def test_rows_of_example_job_are_ninety_percent_full_and_half_are_known_early():
     found = [(sum(lengths) / ROW, *rows_of(lengths)) for lengths in map(answers, range(20))]
     assert np.mean([filled / len(rows) for filled, rows, _ in found]) >= 0.9
     assert np.mean([early / len(rows) for _, rows, early in found]) >= 0.5
 
 
-def test_a_segment_longer_than_a_row_is_refused():
+def test_segment_longer_than_row_is_refused():
     with pytest.raises(PackingError, match="post_rollout_overlong"):
         HalvedRows(10, 1).add(0, 11)
 
@@ -71,6 +71,6 @@ def test_no_segments_make_no_rows():
     assert first_fit_decreasing([], 10) == HalvedRows(10, 0).finish() == []
 
 
-def test_what_is_left_is_packed_longest_first_into_the_first_row_with_room():
+def test_first_fit_decreasing_places_longest_segment_into_first_row_with_room():
     assert first_fit_decreasing([3, 4, 5, 6, 2, 8], 10) == [[0, 2], [1, 3], [4, 5]]
     assert first_fit_decreasing([6, 6, 6], 10) == [[0], [1], [2]]

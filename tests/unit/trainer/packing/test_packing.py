@@ -30,7 +30,7 @@ def best_selection(lengths, cap):
     return [0, *best[2]] if -best[0] > total else in_order
 
 
-def test_many_blocks_of_segments_are_traced_exactly():
+def test_selection_of_many_segments_fills_row_exactly():
     # The only way to fill the row is with the three odd ones, far apart.
     lengths = [2] + [4] * 40 + [1] + [4] * 40 + [1] + [4] * 40 + [3]
     chosen = select_segments(lengths, 9)
@@ -38,21 +38,21 @@ def test_many_blocks_of_segments_are_traced_exactly():
     assert chosen == [0, 1, 123]
 
 
-def test_more_segments_than_a_byte_counts_fit_a_row():
+def test_row_may_hold_more_than_255_segments():
     lengths = [3] + [2] * 400 + [1]
     chosen = select_segments(lengths, 802)
     assert sum(lengths[i] for i in chosen) == 802
     assert len(chosen) == 401
 
 
-def test_a_segment_longer_than_the_row_is_refused():
+def test_segment_longer_than_row_is_refused():
     with pytest.raises(
         PackingError, match=r"segment of 11 tokens.*raise global_max_length.*max_new_tokens.*training.packing: false"
     ):
         select_segments([3, 11], 10)
 
 
-def test_what_is_not_taken_waits_for_the_next_row():
+def test_segments_not_taken_wait_for_next_row():
     buffer = PackingBuffer(packing_length=10, capacity=5)
     buffer.insert("abcd", [4, 5, 3, 3])
     first = buffer.take()
@@ -63,7 +63,7 @@ def test_what_is_not_taken_waits_for_the_next_row():
     assert buffer.take().items == ()
 
 
-def test_a_full_buffer_refuses_all_that_is_new():
+def test_full_packing_buffer_refuses_new_segments():
     buffer = PackingBuffer(packing_length=10, capacity=2)
     buffer.insert("a", [4])
     with pytest.raises(PackingError, match=r"training.packing_buffer: 1 segments wait, 2 are new; 2 may wait") as error:
@@ -76,7 +76,7 @@ def test_a_full_buffer_refuses_all_that_is_new():
 
 
 @pytest.mark.parametrize("length", [0, -1, 11])
-def test_a_segment_of_no_fitting_length_never_enters_the_buffer(length):
+def test_segment_of_invalid_length_does_not_enter_packing_buffer(length):
     buffer = PackingBuffer(packing_length=10, capacity=4)
     with pytest.raises(PackingError, match=f"segment of {length} tokens"):
         buffer.insert("ab", [3, length])
@@ -107,7 +107,7 @@ def fits(lengths, cap, rows):
 
 @given(st.integers(2, 8), st.integers(0, 2**32 - 1))
 @settings(max_examples=30, deadline=None)
-def test_windows_without_a_token_to_spare_are_packed(rows, seed):
+def test_windows_without_spare_tokens_are_packed(rows, seed):
     rng = random.Random(seed)
     lengths = []
     for _ in range(rows):
@@ -117,11 +117,11 @@ def test_windows_without_a_token_to_spare_are_packed(rows, seed):
     check(pack_window(lengths, 2000, rows), lengths, 2000, rows)
 
 
-def test_an_empty_row_gets_the_shortest_segment_of_the_row_that_has_most():
+def test_empty_row_gets_shortest_segment_of_row_with_most_segments():
     assert packing_window._without_empty_rows([[0, 2], [1, 3, 4], []], 3) == [[0, 2], [1, 3], [4]]
 
 
-def test_too_few_segments_for_the_rows_are_refused_with_the_way_out():
+def test_too_few_segments_for_rows_are_refused_with_advice():
     with pytest.raises(PackingError, match=r"2 segments for 3 rows.*post_rollout_pack_scope: micro"):
         pack_window([1, 1], 10, 3)
 
@@ -134,7 +134,7 @@ def test_too_few_segments_for_the_rows_are_refused_with_the_way_out():
         ([8, 6, 6, 3, 3, 3], 3, 4),  # 8 stands alone, and beside each 6 there is room for one 3
     ],
 )
-def test_too_many_tokens_are_refused_with_the_numbers(lengths, rows, needed):
+def test_too_many_tokens_are_refused_with_required_number_of_rows(lengths, rows, needed):
     words = rf"{len(lengths)} segments of {sum(lengths)} tokens in all \(longest {max(lengths)}\) for {rows} rows of 10"
     with pytest.raises(PackingError, match=f"{words}; they need at least {needed} rows"):
         pack_window(lengths, 10, rows)
@@ -147,12 +147,12 @@ def small_cases(count, *, most):
         yield cap, random_.randint(1, 4), [random_.randint(1, cap) for _ in range(random_.randint(1, most))]
 
 
-def test_thousands_of_small_rows_are_as_full_as_any_can_be():
+def test_selection_equals_brute_force_on_thousands_of_small_rows():
     for cap, _, lengths in small_cases(3000, most=8):
         assert select_segments(lengths, cap) == best_selection(lengths, cap), (lengths, cap)
 
 
-def test_thousands_of_small_windows_are_packed_or_rightly_refused():
+def test_window_packing_agrees_with_brute_force_on_thousands_of_small_windows():
     packed = 0
     for cap, rows, lengths in small_cases(4000, most=9):
         if fits(lengths, cap, rows):
@@ -217,19 +217,19 @@ def test_segments_that_fit_by_their_sum_but_in_no_rows_are_refused():
         pack_window(lengths, 1000, 16)
 
 
-def test_an_ended_search_is_not_called_a_proof(monkeypatch):
+def test_aborted_search_is_not_reported_as_proof(monkeypatch):
     monkeypatch.setattr(packing_window, "_STEPS", 0)
     with pytest.raises(PackingError, match="whether they fit is not known: the search was ended after 0 steps"):
         pack_window([5, 5, 5, 4, 4, 4, 3], 10, 3)
 
 
 @pytest.mark.parametrize("case", golden()["select"])
-def test_select(case):
+def test_selection_matches_golden_vectors(case):
     assert select_segments(case["lengths"], case["cap"]) == case["chosen"]
 
 
 @pytest.mark.parametrize("case", golden()["window"])
-def test_window(case):
+def test_window_packing_matches_golden_vectors(case):
     if not case["feasible"]:
         with pytest.raises(PackingError):
             pack_window(case["lengths"], case["cap"], case["rows"])

@@ -138,7 +138,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_broken_model_is_refused_with_a_sentence(model, tmp_path, case):
+def test_broken_model_folder_is_refused_in_one_line(model, tmp_path, case):
     spoil, message = BROKEN[case]
     spoil(model)
     with pytest.raises(ConfigError, match=rf"MODEL: .*{message}") as caught:
@@ -148,13 +148,13 @@ def test_a_broken_model_is_refused_with_a_sentence(model, tmp_path, case):
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
-def test_a_learner_reports_a_file_that_is_no_json(model, name):
+def test_learner_refuses_model_file_that_is_not_json(model, name):
     content(name, b"{")(model)
     with pytest.raises(ConfigError, match=rf"model\.model: .*{name} must be a JSON object"):
         load_processor(model)
 
 
-def test_the_commands_end_with_exit_code_64(model, tmp_path):
+def test_prepare_command_exits_with_64_on_broken_model(model, tmp_path):
     content("config.json", b"[]")(model)
     command = [forked.STAGE2, "prepare", model, "--output", tmp_path / "made"]
     done = forked.run(command, imports=forked.LEARNER)

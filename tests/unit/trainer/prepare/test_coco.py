@@ -53,7 +53,7 @@ def bins(one):
     return [coord_bin(token) for token in one.get("bbox_2d") or one["poly"]]
 
 
-def test_an_id_is_the_same_as_a_number_and_as_a_text(tmp_path):
+def test_id_given_as_number_or_text_is_same_id(tmp_path):
     categories = [{"id": "3", "name": "cat"}]
     data = DataSet(tmp_path, [annotation(1, image="1"), annotation(2)], categories=categories)
     (record,) = data.records()
@@ -71,7 +71,7 @@ SAME_IDS += [
 
 
 @pytest.mark.parametrize(("listed", "named"), SAME_IDS, ids=repr)
-def test_ids_are_compared_as_numbers_where_both_are(tmp_path, listed, named):
+def test_ids_are_compared_as_numbers_if_both_are_numeric(tmp_path, listed, named):
     categories = [{"id": listed, "name": "cat"}]
     lists = {"neg_category_ids": [named]}
     data = DataSet(tmp_path, [annotation(1, image=named, category=named)], ((listed, "1.png"),), categories, **lists)
@@ -84,7 +84,7 @@ def test_ids_are_compared_as_numbers_where_both_are(tmp_path, listed, named):
 @pytest.mark.parametrize(
     "named", [1.5, True, None, "1.5", "1e0", "one", float("nan"), float("inf"), "１", [1], ""], ids=repr
 )
-def test_what_is_not_the_same_number_is_another_id(tmp_path, named):
+def test_id_that_is_not_same_number_matches_no_image(tmp_path, named):
     data = DataSet(tmp_path, [annotation(1, image=named), annotation(2)])
     assert len(data.records()[0]["objects"]) == 1
     (reason,) = data.tally.objects_left_out.elements()
@@ -93,7 +93,7 @@ def test_what_is_not_the_same_number_is_another_id(tmp_path, named):
 
 
 @pytest.mark.parametrize("named", [float(2**53), float(2**53 + 2), 1e300], ids=repr)
-def test_float_that_may_have_been_rounded_is_no_id(tmp_path, named):
+def test_float_id_too_large_to_be_exact_is_left_out(tmp_path, named):
     """It equals the number of another image."""
     images = ((2**53, "1.png"), (2**53 + 1, "2.png"), (2**53 + 2, "3.png"), (1, "4.png"))
     data = DataSet(tmp_path, [annotation(1, image=named), annotation(2)], images)
@@ -101,7 +101,7 @@ def test_float_that_may_have_been_rounded_is_no_id(tmp_path, named):
     assert data.tally.objects_left_out == {annotations.ROUNDED_ID: 1}
 
 
-def test_texts_of_one_number_are_two_ids_and_each_is_found_by_its_own_spelling(tmp_path):
+def test_text_ids_with_leading_zeros_stay_separate_ids(tmp_path):
     images = (("7", "1.png"), ("007", "2.png"))
     data = DataSet(tmp_path, [annotation(1, "007"), annotation(2, "7"), annotation(3, "007"), annotation(4, 7)], images)
     assert [len(record["objects"]) for record in data.records()] == [1, 2]
@@ -109,13 +109,13 @@ def test_texts_of_one_number_are_two_ids_and_each_is_found_by_its_own_spelling(t
 
 
 @pytest.mark.parametrize("second", [1, 1.0])
-def test_two_images_of_one_number_are_refused(tmp_path, second):
+def test_two_images_with_same_id_are_refused(tmp_path, second):
     data = DataSet(tmp_path, [annotation(1)], ((1, "1.png"), (second, "2.png")))
     with pytest.raises(ConfigError, match=r"images\[1\]\.id: .*an id that no other has"):
         data.records()
 
 
-def test_a_box_becomes_bins_of_its_image_and_its_category_the_description(tmp_path):
+def test_box_becomes_bins_and_category_becomes_description(tmp_path):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18, bbox=(0, 0, 100, 200))])
     (record,) = data.records(order="file")
     assert [(one["desc"], bins(one)) for one in record["objects"]] == [
@@ -128,7 +128,7 @@ def test_a_box_becomes_bins_of_its_image_and_its_category_the_description(tmp_pa
     assert [one.bins for one in read.objects] == [(100, 50, 600, 300), (0, 0, 999, 999)]
 
 
-def test_objects_stand_in_reading_order_or_as_they_come(tmp_path):
+def test_objects_are_written_in_reading_order_or_file_order(tmp_path):
     boxes = [(50, 100, 9, 9), (60, 10, 9, 9), (5, 10, 9, 9)]
     data = DataSet(tmp_path, [annotation(i, bbox=box) for i, box in enumerate(boxes)])
     assert [bins(one)[:2] for one in data.records()[0]["objects"]] == [[50, 50], [600, 50], [500, 500]]
@@ -137,7 +137,7 @@ def test_objects_stand_in_reading_order_or_as_they_come(tmp_path):
 
 
 @pytest.mark.parametrize("geometry", ["bbox", "poly"])
-def test_objects_on_a_shelf_are_listed_from_left_to_right_though_their_tops_differ(tmp_path, geometry):
+def test_objects_in_row_are_ordered_left_to_right_despite_different_tops(tmp_path, geometry):
     draw = random.Random(1)
     shelves = [[(5 + 19 * column, 10 + 65 * shelf + draw.randint(0, 3), 15, 44) for column in range(5)]
                for shelf in range(3)]  # fmt: skip
@@ -148,7 +148,7 @@ def test_objects_on_a_shelf_are_listed_from_left_to_right_though_their_tops_diff
 
 
 @pytest.mark.parametrize("word", ["0", "false", "False", 0.0, None, ""])
-def test_other_spellings_of_false_are_no_crowd(tmp_path, word):
+def test_falsy_iscrowd_values_are_not_crowd(tmp_path, word):
     data = DataSet(tmp_path, [annotation(1, iscrowd=word)])
     assert len(data.records()[0]["objects"]) == 1
 
@@ -170,7 +170,7 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("case", LEFT_OUT)
-def test_a_broken_object_is_left_out_and_counted(tmp_path, case):
+def test_broken_object_is_left_out_and_counted(tmp_path, case):
     broken, reason = LEFT_OUT[case]
     data = DataSet(tmp_path, [broken, annotation(2, category=18)])
     (record,) = data.records()
@@ -179,7 +179,7 @@ def test_a_broken_object_is_left_out_and_counted(tmp_path, case):
     assert len(data.tally.names[reason]) == 1
 
 
-def test_classes_limit_and_most_objects(tmp_path):
+def test_classes_limit_and_max_objects_filter_records(tmp_path):
     images = [(number, f"{number}.png") for number in range(1, 5)]
     found = [annotation(1, image=1), annotation(2, image=1, category=18), *(annotation(i, image=2) for i in (3, 4, 5))]
     data = DataSet(tmp_path, found, images=images)
@@ -189,7 +189,7 @@ def test_classes_limit_and_most_objects(tmp_path):
     assert data.tally.images_left_out == {record_writer.CROWDED: 1}
 
 
-def test_segmentation_may_be_one_polygon_without_a_list_and_an_empty_one_is_none(tmp_path):
+def test_segmentation_may_be_flat_polygon_and_empty_one_is_ignored(tmp_path):
     found = [
         annotation(1, segmentation=SQUARE),
         annotation(2, segmentation=[[]]),
@@ -202,7 +202,7 @@ def test_segmentation_may_be_one_polygon_without_a_list_and_an_empty_one_is_none
 
 
 @pytest.mark.parametrize("box", [None, [], [0, 0, 0, 0], ()])
-def test_mask_without_a_box_has_the_bounds_of_its_pixels(tmp_path, box):
+def test_mask_without_box_uses_bounds_of_its_pixels(tmp_path, box):
     mask = np.zeros((200, 100), np.uint8)
     mask[20:100, 10:60] = 1
     runs = reference.encode(np.asfortranarray(mask))
@@ -213,7 +213,7 @@ def test_mask_without_a_box_has_the_bounds_of_its_pixels(tmp_path, box):
     assert data.tally.changed[shapes.FROM_OUTLINE] == 1
 
 
-def test_mask_of_another_size_gives_no_box_either(tmp_path):
+def test_mask_with_wrong_size_and_no_box_is_left_out(tmp_path):
     data = DataSet(
         tmp_path, [annotation(1, bbox=(), segmentation={"size": [20, 10], "counts": [0, 200]}), annotation(2)]
     )
@@ -222,13 +222,13 @@ def test_mask_of_another_size_gives_no_box_either(tmp_path):
 
 
 @pytest.mark.parametrize("segmentation", [None, [], [[]], {}])
-def test_object_with_neither_a_box_nor_an_outline_is_left_out(tmp_path, segmentation):
+def test_object_without_box_and_outline_is_left_out(tmp_path, segmentation):
     data = DataSet(tmp_path, [annotation(1, bbox=(), segmentation=segmentation), annotation(2)])
     assert len(data.records()[0]["objects"]) == 1
     assert data.tally.objects_left_out == {shapes.NO_SHAPE: 1}
 
 
-def test_outline_in_shares_beside_a_box_in_pixels_is_named(tmp_path):
+def test_normalized_outline_with_pixel_box_is_left_out_and_counted(tmp_path):
     outline = [[0.1, 0.1, 0.6, 0.1, 0.6, 0.5]]
     data = DataSet(tmp_path, [annotation(1, segmentation=outline), annotation(2)])
     assert len(data.records(geometry="poly")[0]["objects"]) == 1
@@ -236,7 +236,7 @@ def test_outline_in_shares_beside_a_box_in_pixels_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["box", "largest", "drop"])
-def test_an_object_of_several_parts_is_written_as_the_option_says_and_counted_once(tmp_path, split):
+def test_object_of_several_polygons_follows_split_objects_option(tmp_path, split):
     small, smaller = [70, 70, 80, 70, 80, 80], [1, 1, 3, 1, 3, 3]
     several = annotation(1, bbox=[0, 0, 80, 80], segmentation=[small, SQUARE, smaller])
     data = DataSet(tmp_path, [several, annotation(2, segmentation=[SQUARE])])
@@ -259,19 +259,19 @@ def test_an_object_of_several_parts_is_written_as_the_option_says_and_counted_on
         5,
     ],
 )
-def test_a_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
+def test_broken_segmentation_is_left_out_and_counted(tmp_path, segmentation):
     data = DataSet(tmp_path, [annotation(1, segmentation=segmentation), annotation(2)])
     assert len(data.records(geometry="poly")[0]["objects"]) == 1
     assert data.tally.objects_left_out == {annotations.BROKEN_OUTLINE: 1}
 
 
-def test_lists_of_lvis_are_kept_by_name(tmp_path):
+def test_lvis_category_lists_are_kept_by_name(tmp_path):
     lists = {"neg_category_ids": [18], "not_exhaustive_category_ids": [3, 99]}
     data = DataSet(tmp_path, [annotation(1)], **lists)
     assert data.records()[0]["metadata"] == {"neg_category_ids": ["dog"], "not_exhaustive_category_ids": ["cat"]}
 
 
-def test_an_image_of_lvis_is_named_by_its_address(tmp_path):
+def test_lvis_image_is_found_by_coco_url(tmp_path):
     data = DataSet(tmp_path, [annotation(1)], file_name=None, coco_url="http://images.example/train2017/1.png")
     assert data.records()[0]["images"] == ["../images/1.png"]
 
@@ -287,7 +287,7 @@ def test_an_image_of_lvis_is_named_by_its_address(tmp_path):
         ({"categories": [{"name": "x"}]}, r"categories\[0\]\.id"),
     ],
 )
-def test_a_file_that_is_none_of_cocos_is_refused_and_writes_nothing(tmp_path, change, message):
+def test_invalid_coco_file_is_refused_and_writes_nothing(tmp_path, change, message):
     data = DataSet(tmp_path, [])
     data.document |= change
     with pytest.raises(ConfigError, match=message):
@@ -296,7 +296,7 @@ def test_a_file_that_is_none_of_cocos_is_refused_and_writes_nothing(tmp_path, ch
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"images": [', b"\xff", b"[" * 100_000])
-def test_a_file_that_is_no_json_is_refused(tmp_path, content):
+def test_file_with_invalid_json_is_refused(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ConfigError, match="must be JSON"):
         list(read_coco(tmp_path / "x.json", tmp_path, Tally()))
@@ -310,14 +310,14 @@ def test_a_file_that_is_no_json_is_refused(tmp_path, content):
         (b'{"shapes": [], "imagePath": "a.png"}', "LabelMe's annotations"),
     ],
 )
-def test_file_of_another_tool_is_named_by_its_form(tmp_path, content, form):
+def test_file_of_another_tool_is_refused_with_its_format(tmp_path, content, form):
     (tmp_path / "x.json").write_bytes(content)
     with pytest.raises(ConfigError, match=f"it has the form of {form}"):
         read_coco(tmp_path / "x.json", tmp_path, Tally())
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_run_lengths_are_read_as_pycocotools_reads_them(seed):
+def test_run_length_masks_equal_pycocotools(seed):
     generator = np.random.default_rng(seed)
     mask = generator.random((int(generator.integers(1, 40)), int(generator.integers(1, 40)))) < generator.random()
     encoded = reference.encode(np.asfortranarray(mask.astype(np.uint8)))
@@ -327,7 +327,7 @@ def test_run_lengths_are_read_as_pycocotools_reads_them(seed):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_outline_of_a_mask_covers_what_the_mask_does(seed):
+def test_mask_outline_covers_mask(seed):
     generator = np.random.default_rng(seed)
     x, y = np.meshgrid(np.arange(80), np.arange(60))
     centre, size = generator.uniform(20, 40, 2), generator.uniform(8, 18, 2)
@@ -351,14 +351,14 @@ def test_the_outline_of_a_mask_covers_what_the_mask_does(seed):
         (["####", "#..#", "###."], 1, 1),
     ],
 )
-def test_a_mask_has_parts_that_touch_nowhere_and_holes(mask, parts, holes):
+def test_mask_is_split_into_separate_parts_with_holes_counted(mask, parts, holes):
     found = outlines_of_mask(np.array([[one == "#" for one in row] for row in mask]))
     assert (len(found.parts), found.holes) == (parts, holes)
     points = np.concatenate(found.parts)
     assert np.array_equal(points * 2, np.round(points * 2))
 
 
-def test_ids_and_names_that_stand_twice_are_counted(tmp_path):
+def test_duplicate_ids_and_names_are_counted(tmp_path):
     categories = [{"id": 3, "name": "cat"}, {"id": 18, "name": "cat"}]
     objects = [annotation(1), annotation(2, image="1", category=18)]
     data = DataSet(tmp_path, objects, images=((1, "1.png"), ("1", "2.png")), categories=categories)
@@ -384,7 +384,7 @@ def test_holes_are_filled_and_counted(tmp_path):
     assert data.tally.changed == {record_writer.HOLES: 1, coco.NO_OBJECT: 1}
 
 
-def test_runs_that_cover_more_pixels_than_an_image_may_have_are_not_drawn(tmp_path):
+def test_mask_larger_than_pixel_limit_is_not_drawn(tmp_path):
     huge = {"size": [10**7, 10**7], "counts": [10**14]}
     data = DataSet(tmp_path, [annotation(1, segmentation=huge), annotation(2)], width=10**7, height=10**7)
     del data.document["images"][0]["width"]  # which is compared otherwise
@@ -392,7 +392,7 @@ def test_runs_that_cover_more_pixels_than_an_image_may_have_are_not_drawn(tmp_pa
     assert data.tally.objects_left_out == {annotations.BROKEN_OUTLINE: 1}
 
 
-def test_fewer_points_stay_within_the_tolerance():
+def test_simplified_outline_stays_within_tolerance():
     angles = np.linspace(0, 2 * np.pi, 200, endpoint=False)
     circle = np.stack([100 * np.cos(angles), 100 * np.sin(angles)], axis=1)
     few = simplified(circle, 1.0)
@@ -401,7 +401,7 @@ def test_fewer_points_stay_within_the_tolerance():
     assert radii.min() > 98.9
 
 
-def test_the_command_reports_what_it_wrote_and_left_out(tmp_path):
+def test_import_command_reports_written_and_left_out_objects(tmp_path):
     data = DataSet(tmp_path, [annotation(1), annotation(2, iscrowd=1)])
     data.file.write_text(json.dumps(data.document))
     command = [Path(sys.executable).parent / "stage2", "import", "coco", "--annotations", data.file]
@@ -414,7 +414,7 @@ def test_the_command_reports_what_it_wrote_and_left_out(tmp_path):
     assert "must be a new file" in again.stderr
 
 
-def test_two_images_of_one_file_are_one_record_with_the_objects_of_both(tmp_path):
+def test_two_images_with_same_file_become_one_record_with_objects_of_both(tmp_path):
     found = [
         annotation(1),
         annotation(2, image=2),
@@ -438,7 +438,7 @@ def test_two_images_of_one_file_are_one_record_with_the_objects_of_both(tmp_path
         ({"image": "a.png"}, "give COCO's instances_"),
     ],
 )
-def test_a_file_of_another_form_has_the_way_out_of_that_form(tmp_path, document, way_out):
+def test_file_in_another_format_is_refused_with_advice_for_that_format(tmp_path, document, way_out):
     data = DataSet(tmp_path, [])
     data.document = document
     with pytest.raises(ConfigError, match=rf"--annotations: .*{way_out}"):
@@ -446,7 +446,7 @@ def test_a_file_of_another_form_has_the_way_out_of_that_form(tmp_path, document,
 
 
 @pytest.mark.parametrize(("side", "last", "noted"), [(640, 99, True), (640, 130, False), (150, 99, False)])
-def test_boxes_that_may_be_percent_are_named(tmp_path, side, last, noted):
+def test_boxes_that_may_be_percent_are_noted(tmp_path, side, last, noted):
     Image.new("RGB", (side, side)).save(tmp_path / "a.png")
     found = [annotation(number, bbox=(10, 10, last - 10, number + 20)) for number in range(10)]
     data = DataSet(tmp_path, found, ((1, "../a.png"),), width=side, height=side)

@@ -23,7 +23,7 @@ def loaded(folder):
     return AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder).tokenizer
 
 
-def test_a_mixture_of_experts_gets_them_too(plain, tmp_path):
+def test_coordinate_tokens_are_added_to_moe_model(plain, tmp_path):
     made = prepare(str(mixture_of(plain, tmp_path / "stock")), tmp_path / "made")
     after, tokenizer = loaded(tmp_path / "made")
     assert after.config.model_type == "qwen3_vl_moe"
@@ -39,7 +39,7 @@ def test_a_mixture_of_experts_gets_them_too(plain, tmp_path):
     assert all(torch.equal(made_file[name], stock_file[name]) for name in laid_out), "vLLM reads no other layout"
 
 
-def test_a_stock_model_knows_the_tokens_and_forgets_nothing(plain, tmp_path):
+def test_coordinate_tokens_are_added_without_changing_other_weights(plain, tmp_path):
     made = prepare(str(plain), tmp_path / "made")
     before, known = loaded(plain)
     after, tokenizer = loaded(tmp_path / "made")
@@ -56,7 +56,7 @@ def test_a_stock_model_knows_the_tokens_and_forgets_nothing(plain, tmp_path):
     assert tokenizer.encode("name", add_special_tokens=False) == known.encode("name", add_special_tokens=False)
 
 
-def test_untied_tables_get_rows_of_their_own(tmp_path):
+def test_untied_embedding_and_head_get_separate_rows(tmp_path):
     made = prepare(str(stock(tmp_path / "stock", tied=False)), tmp_path / "made")
     after, _ = loaded(tmp_path / "made")
     assert not made.tied
@@ -65,7 +65,7 @@ def test_untied_tables_get_rows_of_their_own(tmp_path):
     assert not torch.equal(table[made.first_id], head[made.first_id])
 
 
-def test_a_table_with_rows_to_spare_gives_them_to_the_tokens_first(tmp_path):
+def test_spare_embedding_rows_are_used_first(tmp_path):
     """The tables of stock models are longer than their vocabularies, and no training has touched what is left over."""
     tokenizer = build_tokenizer(SEED, plain=True)
     model = build_model(tokenizer, SEED)
@@ -79,7 +79,7 @@ def test_a_table_with_rows_to_spare_gives_them_to_the_tokens_first(tmp_path):
     assert after.lm_head.weight.abs().max() < 1e3
 
 
-def test_near_bins_are_alike_and_as_long_as_other_rows():
+def test_rows_of_near_bins_are_similar_and_have_usual_norm():
     table = torch.randn(300, 64, generator=torch.Generator().manual_seed(1)) + 3
     rows = start_rows(table, lambda text: [int(digit) for digit in text])
     apart = rows - table.mean(0)
@@ -99,25 +99,25 @@ def test_near_bins_are_alike_and_as_long_as_other_rows():
         ([(TOKENS[0], True)], "vanish"),
     ],
 )
-def test_a_model_that_has_such_tokens_is_refused(tmp_path, extra, message):
+def test_model_with_coordinate_tokens_is_refused(tmp_path, extra, message):
     with pytest.raises(ConfigError, match=message):
         prepare(str(stock(tmp_path / "stock", extra=extra)), tmp_path / "made")
     assert not (tmp_path / "made").exists()
 
 
-def test_a_folder_that_holds_something_is_left_alone(plain, tmp_path):
+def test_non_empty_output_folder_is_refused(plain, tmp_path):
     (tmp_path / "mine").write_text("")
     with pytest.raises(ConfigError, match="new or an empty folder"):
         prepare(str(plain), tmp_path)
     assert (tmp_path / "mine").exists()
 
 
-def test_a_model_that_is_nowhere_is_reported(tmp_path):
+def test_missing_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"MODEL: .*give its folder"):
         prepare(str(tmp_path / "lost"), tmp_path / "made")
 
 
-def test_further_chat_templates_can_be_read_by_others(tmp_path):
+def test_additional_chat_templates_are_readable_by_other_users(tmp_path):
     """A container runs as another user than who has prepared its model."""
     model = stock(tmp_path / "stock")
     (model / "additional_chat_templates").mkdir()

@@ -66,7 +66,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_marks_of_a_split_are_stripped_in_linear_work(name):
+def test_split_marks_are_stripped_in_linear_time(name):
     """Matched at each white space anew, a line of 200 kB took minutes."""
     text = NAMES[name](200_000)
     assert voc.unmarked(text) == ("a" if name == "marks" else text)
@@ -76,11 +76,11 @@ def test_marks_of_a_split_are_stripped_in_linear_work(name):
 @pytest.mark.parametrize(
     "name", ["a", "a 1", "a  -1", "a +1 0", "a b 1", "a 1 b", "1", "1 -1", "a\t1\v2", "a 1.0", "a 1-"]
 )
-def test_marks_of_a_split_are_what_the_expression_found(name):
+def test_split_marks_are_stripped_like_reference_regex(name):
     assert voc.unmarked(name) == re.sub(r"(\s+[-+]?[0-9]+)+$", "", name)
 
 
-def test_a_run_length_has_as_many_characters_as_a_mask_needs():
+def test_overlong_run_length_is_refused_in_bounded_work():
     """A number of n characters was shifted n times."""
     for size in (20, 10**6):
         with pytest.raises(ValueError, match="a number is longer than any mask"):
@@ -94,7 +94,7 @@ OTHER = {"size": [9000, 9999], "counts": [0, 9000 * 9999]}
 @pytest.mark.parametrize("geometry", ["bbox", "poly"])
 @pytest.mark.parametrize("sides", [{"width": 100, "height": 200}, {}])
 @pytest.mark.parametrize("box", [[1, 2, 30, 40], None])
-def test_a_mask_of_another_size_is_left_out_before_it_is_drawn(tmp_path, monkeypatch, geometry, sides, box):
+def test_mask_with_wrong_size_is_left_out_without_drawing(tmp_path, monkeypatch, geometry, sides, box):
     monkeypatch.setattr(outlines, "outlines_of_mask", lambda mask: pytest.fail(f"a mask of {mask.shape} is drawn"))
     monkeypatch.setattr(outlines, "mask_of_runs", lambda *size: pytest.fail("a mask is drawn"))
     picture(tmp_path / "a.png")
@@ -112,7 +112,7 @@ def test_a_mask_of_another_size_is_left_out_before_it_is_drawn(tmp_path, monkeyp
         assert box
 
 
-def test_a_rotated_images_mask_of_another_size_is_not_drawn(tmp_path, monkeypatch):
+def test_mask_with_wrong_size_on_rotated_image_is_not_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(outlines, "mask_of_runs", lambda *size: pytest.fail("a mask is drawn"))
     picture(tmp_path / "a.png", orientation=6)
     annotation = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 30, 40], "segmentation": OTHER}
@@ -131,7 +131,7 @@ def test_a_rotated_images_mask_of_another_size_is_not_drawn(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_box_of_run_lengths_is_that_of_the_drawn_mask(seed):
+def test_box_of_run_lengths_equals_box_of_drawn_mask(seed):
     drawing = np.random.default_rng(seed)
     mask = drawing.random(drawing.integers(1, 9, 2)) < drawing.choice([0.1, 0.3, 0.8])
     flat = mask.T.ravel()
@@ -147,7 +147,7 @@ def test_the_box_of_run_lengths_is_that_of_the_drawn_mask(seed):
 
 
 @pytest.mark.parametrize("size", [[-10, -10], [0, 0], ["a", 1], [1.5, 2], [True, 1], [10**9, 10**9], [1], None])
-def test_a_mask_needs_the_size_of_an_image(size):
+def test_mask_with_invalid_size_is_left_out(size):
     with pytest.raises(LeftOut, match=annotations.BROKEN_OUTLINE):
         outlines_of({"size": size, "counts": []})
 
@@ -158,7 +158,7 @@ def zigzag(count: int) -> np.ndarray:
     return np.stack([places * 10.0, places * (places % 2) * 1000.0], axis=1)
 
 
-def test_simplifying_an_outline_is_linear_in_its_points(monkeypatch):
+def test_simplifying_outline_is_linear_in_number_of_points(monkeypatch):
     """Each kept point costs a pass over a part of the outline, so the number of kept points has a bound."""
     passes, real = [], outlines._distances
     monkeypatch.setattr(outlines, "_distances", lambda *one: passes.append(1) or real(*one))
@@ -169,7 +169,7 @@ def test_simplifying_an_outline_is_linear_in_its_points(monkeypatch):
         assert len(passes) <= 2 * outlines.MOST_POINTS + 2
 
 
-def test_polygons_of_results_are_drawn_only_up_to_a_length():
+def test_overlong_result_polygon_is_refused():
     corner = [0, 0, 9000, 9000] * 1000
     with pytest.raises(ValueError, match="longer than"):
         coco_results.check_length(corner)
@@ -184,7 +184,7 @@ XML = {
 
 
 @pytest.mark.parametrize("form", XML)
-def test_an_annotation_file_is_read_in_bounded_memory(tmp_path, form):
+def test_annotation_file_is_read_in_bounded_memory(tmp_path, form):
     """2,000,000 nested elements made a tree of a gigabyte, which took minutes to go."""
     peaks = []
     for count in (500_000, 1_000_000):
@@ -203,7 +203,7 @@ MODES = {"RGBA": "white", "LA": (9, 99), "P": 3, "I;16": 40_000, "CMYK": (1, 2, 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_image_is_converted_strip_by_strip(mode, monkeypatch):
+def test_image_is_converted_in_strips(mode, monkeypatch):
     """Whole, a transparent image was in memory four times: 1.3 GB of 90 MP."""
     pixels = np.random.default_rng(1).integers(20_000, 65_000, (50, 30)).astype("<u2")
     base = Image.fromarray(pixels) if mode == "I;16" else Image.effect_noise((30, 50), 90).convert("RGB").convert(mode)

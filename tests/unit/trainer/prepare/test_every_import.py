@@ -151,13 +151,13 @@ each_in_pixels = pytest.mark.parametrize("form", IN_PIXELS)
 
 
 @each
-def test_right_data_set_is_imported_without_a_note(tmp_path, form):
+def test_valid_dataset_is_imported_without_notes(tmp_path, form):
     found = imported(form(tmp_path), tmp_path)
     assert (found.objects, found.counts) == ([("cat", BINS)], {})
 
 
 @each_in_pixels
-def test_shares_read_as_pixels_are_named_and_an_option_reads_them(tmp_path, form):
+def test_normalized_boxes_read_as_pixels_are_reported_and_units_option_reads_them(tmp_path, form):
     source = form(tmp_path, shares(BOX))
     found = imported(source, tmp_path)
     assert (found.records, found.counts) == ([], {annotations.SHARES: 1})
@@ -167,20 +167,20 @@ def test_shares_read_as_pixels_are_named_and_an_option_reads_them(tmp_path, form
 
 @each_in_pixels
 @pytest.mark.parametrize("box", [(0.9, 0.9, 1.1, 1.2), (-0.1, 0.2, 0.3, 0.4), (0.2, 0.2, 0.2004, 0.9)])
-def test_shares_that_reach_out_or_are_thin_are_named_too(tmp_path, form, box):
+def test_normalized_boxes_out_of_image_or_thin_are_reported(tmp_path, form, box):
     found = imported(form(tmp_path, box), tmp_path)
     assert (found.records, found.counts) == ([], {annotations.SHARES: 1})
 
 
 @each_in_pixels
-def test_shares_of_the_whole_image_are_no_dot(tmp_path, form):
+def test_normalized_box_of_whole_image_is_not_read_as_one_pixel(tmp_path, form):
     source = form(tmp_path, (0, 0, 1, 1))
     assert imported(source, tmp_path).records == []
     assert imported(source, tmp_path, units="shares").objects == [("cat", [0, 0, 999, 999])]
 
 
 @pytest.mark.parametrize("form", [YoloPixels, HfYolo])
-def test_pixels_read_as_shares_are_named_and_an_option_reads_them(tmp_path, form):
+def test_pixel_boxes_read_as_normalized_are_reported_and_units_option_reads_them(tmp_path, form):
     source = form(tmp_path)
     found = imported(source, tmp_path)
     assert (found.records, found.counts) == ([], {annotations.NOT_SHARES: 1})
@@ -190,20 +190,20 @@ def test_pixels_read_as_shares_are_named_and_an_option_reads_them(tmp_path, form
 
 @each_in_pixels
 @pytest.mark.parametrize("box", [BOX, (0, 0, 60, 100), (-5, 20, 60, 100)])
-def test_pixels_are_never_the_whole_image_in_shares(tmp_path, form, box):
+def test_pixel_boxes_are_never_read_as_normalized_whole_image(tmp_path, form, box):
     found = imported(form(tmp_path, box), tmp_path, units="shares")
     assert (found.records, found.counts) == ([], {annotations.NOT_SHARES: 1})
 
 
 @each_in_pixels
-def test_reversed_box_is_left_out_with_what_it_may_be(tmp_path, form):
+def test_reversed_box_is_left_out_with_likely_cause(tmp_path, form):
     """As x, y, width, height are read as corners, or a width is negative."""
     found = imported(form(tmp_path, (60, 100, 10, 20)), tmp_path)
     assert (found.records, found.counts) == ([], {record_writer.REVERSED: 1})
 
 
 @each
-def test_box_that_is_no_number_is_left_out(tmp_path, form):
+def test_box_with_nan_is_left_out(tmp_path, form):
     found = imported(form(tmp_path, (math.nan, 20, 60, 100)), tmp_path)
     assert found.records == []
     assert found.counts == {yolo.BROKEN_LINE if form is Yolo else annotations.BROKEN_BOX: 1}
@@ -211,14 +211,14 @@ def test_box_that_is_no_number_is_left_out(tmp_path, form):
 
 @each_in_pixels
 @pytest.mark.parametrize("size", [(0, 0), (-1, -1), (100, 0), (0, 200)])
-def test_size_that_tools_write_for_an_unknown_one_is_the_images(tmp_path, form, size):
+def test_unknown_image_size_is_taken_from_image(tmp_path, form, size):
     found = imported(form(tmp_path, size=size), tmp_path)
     assert (found.objects, found.counts) == ([("cat", BINS)], {})
     assert (found.records[0]["width"], found.records[0]["height"]) == SIZE
 
 
 @each
-def test_classes_that_match_nothing_keep_nothing_and_name_what_is_there(tmp_path, form):
+def test_unknown_class_filter_keeps_nothing_and_names_existing_class(tmp_path, form):
     found = imported(form(tmp_path, name="traffic light"), tmp_path, classes=frozenset({"Traffic Light"}))
     assert found.records == []
     assert found.counts == {record_writer.OTHER_CLASS: 1, record_writer.UNSEEN_CLASS: 1}
@@ -229,7 +229,7 @@ POLYGON = [[10.0, 20.0, 60.0, 20.0, 60.0, 100.0, 10.0, 100.0]]
 
 
 @pytest.mark.parametrize("form", [Coco, Hf, HfVoc])
-def test_object_with_an_outline_and_no_box_has_the_outlines_bounds(tmp_path, form):
+def test_object_without_box_uses_bounds_of_outline(tmp_path, form):
     source = form(tmp_path, None, segmentation=POLYGON)
     found = imported(source, tmp_path)
     assert (found.objects, found.counts) == ([("cat", BINS)], {shapes.FROM_OUTLINE: 1})
@@ -244,7 +244,7 @@ NO_BOXES = [
 
 
 @pytest.mark.parametrize("box", NO_BOXES, ids=str)
-def test_box_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
+def test_invalid_coco_box_is_replaced_by_bounds_of_outline(tmp_path, box):
     source = Coco(tmp_path, segmentation=POLYGON)
     document = json.loads((tmp_path / "x.json").read_text())
     document["annotations"][0]["bbox"] = box
@@ -258,12 +258,12 @@ def test_box_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
 
 
 @pytest.mark.parametrize("box", [(-1, -1, -1, -1), (5, 5, 5, 9), (math.nan, 1, 2, 3)])
-def test_box_of_a_data_set_that_is_none_leaves_its_place_to_the_outline(tmp_path, box):
+def test_invalid_hugging_face_box_is_replaced_by_bounds_of_outline(tmp_path, box):
     found = imported(HfVoc(tmp_path, box, segmentation=POLYGON), tmp_path)
     assert (found.objects, found.counts) == ([("cat", BINS)], {shapes.FROM_OUTLINE: 1})
 
 
-def test_negative_size_beside_an_outline_is_still_named(tmp_path):
+def test_box_with_negative_size_is_reported_despite_outline(tmp_path):
     found = imported(Coco(tmp_path, (60, 100, 10, 20), segmentation=POLYGON), tmp_path)
     assert found.counts == {record_writer.REVERSED: 1}
 
@@ -279,7 +279,7 @@ def test_rotated_box_becomes_its_bounds_or_its_outline(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", [Coco, Hf])
-def test_rotated_box_in_shares_is_left_out(tmp_path, form):
+def test_rotated_normalized_box_is_left_out(tmp_path, form):
     found = imported(form(tmp_path, shares(BOX), rotation=30.0), tmp_path, units="shares")
     assert (found.records, found.counts) == ([], {shapes.ROTATED_SHARES: 1})
 
@@ -297,7 +297,7 @@ def test_rotated_box_in_shares_is_left_out(tmp_path, form):
     ],
     ids=str,
 )
-def test_rotation_of_coco_is_an_attribute_or_a_key_and_may_be_a_text(tmp_path, turn):
+def test_coco_rotation_is_read_from_attribute_or_key(tmp_path, turn):
     found = imported(Coco(tmp_path, (10, 90, 90, 110), **turn), tmp_path)
     assert (found.objects, found.counts) == ([("cat", [400, 300, 600, 700])], {shapes.ROTATED: 1})
 
@@ -309,7 +309,7 @@ def test_angle_that_may_be_radians_is_left_out_and_named(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", [Coco, Hf])
-def test_angle_in_degrees_turns_a_box_as_a_rotation_does(tmp_path, form):
+def test_angle_in_degrees_rotates_box_like_rotation(tmp_path, form):
     source = form(tmp_path, (10, 90, 90, 110), angle=90.0)
     found = imported(source, tmp_path)
     assert (found.objects, found.counts) == ([("cat", [400, 300, 600, 700])], {shapes.ROTATED: 1})
@@ -331,7 +331,7 @@ def test_angle_in_degrees_turns_a_box_as_a_rotation_does(tmp_path, form):
         {"attributes": {"rotation": float("inf")}},
     ],
 )
-def test_box_without_a_rotation_stays(tmp_path, turn):
+def test_box_without_effective_rotation_is_unchanged(tmp_path, turn):
     found = imported(Coco(tmp_path, **turn), tmp_path)
     assert (found.objects, found.counts) == ([("cat", BINS)], {})
 
@@ -376,7 +376,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("case", NAMES)
-def test_missing_image_is_named_by_its_path_with_the_nearest_file(tmp_path, case):
+def test_missing_image_is_reported_with_most_similar_file(tmp_path, case):
     wanted, there, differs = NAMES[case]
     source = Coco(tmp_path, file=wanted)
     picture(tmp_path / "set" / "zzz.bmp")
@@ -388,14 +388,14 @@ def test_missing_image_is_named_by_its_path_with_the_nearest_file(tmp_path, case
     assert FilesBelow(root).nearest(path) == (tmp_path / "set" / there, differs)
 
 
-def test_unlike_names_are_not_nearest(tmp_path):
+def test_dissimilar_file_names_are_not_suggested(tmp_path):
     picture(tmp_path / "a.png")
     assert FilesBelow(tmp_path).nearest(tmp_path / "photograph.bmp") is None
     assert FilesBelow(tmp_path / "lost").nearest(tmp_path / "lost" / "a.png") is None
 
 
 @pytest.mark.parametrize(("form", "name"), [(Coco, "x/a.png"), (Yolo, "x\\a.png"), (Voc, "a%20b/é.png")])
-def test_every_import_with_paths_names_what_is_missing(tmp_path, form, name):
+def test_every_import_reports_missing_image_by_relative_path(tmp_path, form, name):
     found = imported(form(tmp_path, file=name), tmp_path)
     ((path, root),) = found.tally.missing.items()
     assert path.as_posix().endswith(name)
@@ -408,7 +408,7 @@ def test_every_import_with_paths_names_what_is_missing(tmp_path, form, name):
 NAMED_TWICE = ((2, "lost.png"), (3, "./lost.png"), (4, "lost.png"), (5, "gone.png"))
 
 
-def test_missing_image_of_several_entries_is_looked_for_once(tmp_path):
+def test_missing_image_of_several_entries_is_counted_once(tmp_path):
     source = Coco(tmp_path)
     document = json.loads((tmp_path / "x.json").read_text())
     document["images"] += [{"id": number, "file_name": name} for number, name in NAMED_TWICE]

@@ -46,7 +46,7 @@ def red_in_image(record):
 
 @pytest.mark.parametrize("geometry", ["bbox", "poly"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_annotations_of_the_stored_pixels_follow_the_image(tmp_path, orientation, geometry):
+def test_annotations_of_stored_pixels_follow_exif_orientation(tmp_path, orientation, geometry):
     marked(tmp_path / "images" / "a.png", orientation)
     found = imported(tmp_path, STORED, geometry=geometry, exif="raw")
     (record,) = load_records(found.output)
@@ -56,7 +56,7 @@ def test_annotations_of_the_stored_pixels_follow_the_image(tmp_path, orientation
     assert found.tally.changed[record_writer.FOLLOWED] == (orientation > 1)
 
 
-def test_the_annotations_sizes_decide_and_no_size_needs_a_word(tmp_path):
+def test_annotated_size_decides_orientation_and_missing_size_needs_option(tmp_path):
     marked(tmp_path / "images" / "a.png", 6)
     assert imported(tmp_path, STORED).tally.changed == {record_writer.FOLLOWED: 1}
     (tmp_path / "out" / "x.jsonl").unlink()
@@ -67,7 +67,7 @@ def test_the_annotations_sizes_decide_and_no_size_needs_a_word(tmp_path):
     assert imported(tmp_path, None, exif="shown").tally.records == 1
 
 
-def test_shares_of_yolo_follow_too(tmp_path):
+def test_yolo_boxes_follow_exif_orientation(tmp_path):
     marked(tmp_path / "a.png", 6)
     data = yolo(tmp_path / "set", {"a.png": "0 .25 .5833333 .3 .5"})
     (tmp_path / "a.png").replace(tmp_path / "set" / "images" / "train" / "a.png")

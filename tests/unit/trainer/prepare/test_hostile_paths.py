@@ -39,7 +39,7 @@ odd_file = pytest.mark.parametrize("odd", [fifo, zeros])
 
 
 @odd_file
-def test_a_list_of_images_is_a_regular_file(tmp_path, odd):
+def test_image_list_that_is_not_regular_file_is_refused(tmp_path, odd):
     data = odd_sets.yolo(tmp_path, {"a.png": BOX}, train="list.txt")
     odd(tmp_path / "list.txt")
     with pytest.raises(ConfigError, match=r"list\.txt'; must be a folder, or a list \(Not a regular file\)"):
@@ -47,7 +47,7 @@ def test_a_list_of_images_is_a_regular_file(tmp_path, odd):
 
 
 @odd_file
-def test_the_data_yaml_of_a_folder_is_a_regular_file(tmp_path, odd):
+def test_data_yaml_that_is_not_regular_file_is_refused(tmp_path, odd):
     odd(tmp_path / "data.yaml")
     with pytest.raises(ConfigError, match=r"data\.yaml: cannot be read .It is a (FIFO|device)"):
         import_yolo(tmp_path, tmp_path)
@@ -58,7 +58,7 @@ def test_the_data_yaml_of_a_folder_is_a_regular_file(tmp_path, odd):
     ("file", "reason"),
     [("labels/train/a.txt", yolo.BROKEN_LABELS), ("images/train/a.png", unreadable("Not a regular file"))],
 )
-def test_a_label_file_or_an_image_is_a_regular_file(tmp_path, odd, file, reason):
+def test_label_file_or_image_that_is_not_regular_file_is_left_out(tmp_path, odd, file, reason):
     data = odd_sets.yolo(tmp_path, {"a.png": BOX, "b.png": BOX})
     odd(tmp_path / file)
     found = import_yolo(tmp_path, data)
@@ -67,7 +67,7 @@ def test_a_label_file_or_an_image_is_a_regular_file(tmp_path, odd, file, reason)
 
 
 @odd_file
-def test_files_of_voc_are_regular_ones(tmp_path, odd):
+def test_voc_files_that_are_not_regular_files_are_left_out_or_refused(tmp_path, odd):
     source = odd_sets.voc(tmp_path / "voc", {"a": voc_object(), "b": voc_object()})
     odd(source / "Annotations" / "a.xml")
     found = import_voc(tmp_path, source)
@@ -79,7 +79,7 @@ def test_files_of_voc_are_regular_ones(tmp_path, odd):
 
 
 @odd_file
-def test_files_of_a_saved_data_set_are_regular_ones(tmp_path, odd):
+def test_saved_dataset_file_that_is_not_regular_file_is_refused(tmp_path, odd):
     (tmp_path / "saved").mkdir()
     odd(tmp_path / "saved" / "state.json")
     with pytest.raises(ConfigError, match=r"NAME_OR_DIR: .*state\.json is not a regular file"):
@@ -96,7 +96,7 @@ def test_files_of_a_saved_data_set_are_regular_ones(tmp_path, odd):
         ({"train": "list.txt"}, "has no images"),
     ],
 )
-def test_a_path_that_no_file_can_have_is_answered_with_a_sentence(tmp_path, changes, message):
+def test_impossible_split_path_is_refused_with_message(tmp_path, changes, message):
     data = odd_sets.yolo(tmp_path, {"a.png": BOX}, **changes)
     (tmp_path / "list.txt").write_text("")
     with pytest.raises(ConfigError, match=message):
@@ -104,7 +104,7 @@ def test_a_path_that_no_file_can_have_is_answered_with_a_sentence(tmp_path, chan
 
 
 @pytest.mark.parametrize("name", [LONG, DEEP + "a.png"])
-def test_an_image_whose_path_no_file_can_have_is_missing(tmp_path, name):
+def test_image_with_impossible_path_is_reported_as_missing(tmp_path, name):
     data = odd_sets.yolo(tmp_path, {"a.png": BOX}, train="list.txt")
     (tmp_path / "list.txt").write_text(f"{name}\nimages/train/a.png\n")
     found = import_yolo(tmp_path, data)
@@ -127,7 +127,7 @@ def coco(folder: Path) -> str:
     return json.dumps({"images": [image], "annotations": [one], "categories": [{"id": 1, "name": "cat"}]})
 
 
-def test_what_a_person_names_may_come_through_a_pipe(tmp_path):
+def test_annotations_option_accepts_pipe(tmp_path):
     (tmp_path / "x.json").write_text(coco(tmp_path))
     stage2 = Path(sys.executable).parent / "stage2"
     command = f"{stage2} import coco --annotations <(cat x.json) --images images --output out.jsonl"
@@ -136,7 +136,7 @@ def test_what_a_person_names_may_come_through_a_pipe(tmp_path):
     assert "out.jsonl: 1 record" in done.stdout
 
 
-def test_a_pipe_is_read_up_to_a_bound_and_a_device_not_at_all(tmp_path, monkeypatch):
+def test_oversized_pipe_and_device_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LARGEST_PIPED", 100)
     reading, writing = os.pipe()
     os.write(writing, coco(tmp_path).encode())

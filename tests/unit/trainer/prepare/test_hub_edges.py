@@ -12,7 +12,7 @@ INTEGERS = datasets.Value("int64")
 
 
 @pytest.mark.parametrize(("kind", "number"), [(LABELS, -1), (INTEGERS, -1), (INTEGERS, 2)])
-def test_number_without_a_name_is_no_category(tmp_path, kind, number):
+def test_category_number_without_name_is_left_out(tmp_path, kind, number):
     """-1 is how `datasets` writes that an object has no label."""
     source = saved(tmp_path, row([(10, 20, 50, 50)] * 2, (number, 1)), form=features(kind))
     found = imported(tmp_path, source, HubChoice("coco", names=("cat", "dog")))
@@ -20,7 +20,7 @@ def test_number_without_a_name_is_no_category(tmp_path, kind, number):
 
 
 @pytest.mark.parametrize("key", ["iscrowd", "is_crowd"])
-def test_crowd_is_left_out_under_either_spelling(tmp_path, key):
+def test_crowd_is_left_out_under_either_column_name(tmp_path, key):
     one = {"bbox": datasets.List(datasets.Value("float64")), "category": LABELS, key: datasets.Value("int64")}
     form = datasets.Features({"image": datasets.Image(), "objects": datasets.List(one)})
     objects = [{"bbox": [10, 20, 50, 50], "category": 0, key: crowd} for crowd in (0, 1)]
@@ -28,7 +28,7 @@ def test_crowd_is_left_out_under_either_spelling(tmp_path, key):
     assert (found.objects, found.counts) == ([("cat", BINS)], {annotations.CROWD: 1})
 
 
-def test_outline_that_returns_to_its_first_point_has_it_once(tmp_path):
+def test_closed_outline_drops_repeated_first_point(tmp_path):
     closed = [10, 10, 60, 10, 60, 60, 10, 10]
     (record,) = DataSet(tmp_path, [annotation(1, segmentation=[closed])]).records(geometry="poly")
     points = bins(record["objects"][0])

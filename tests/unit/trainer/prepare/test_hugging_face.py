@@ -50,7 +50,7 @@ def imported(folder, source, what=None, **choice):
     return Imported(folder / "out" / "x.jsonl", read, **choice)
 
 
-def test_images_inside_a_data_set_become_files_beside_the_records(tmp_path):
+def test_embedded_images_are_written_as_files_beside_records(tmp_path):
     source = saved(tmp_path, row(), row(image=encoded(form="JPEG")))
     found = imported(tmp_path, source)
     assert [record["images"] for record in found.records] == [["x-images/00000000.png"], ["x-images/00000001.jpg"]]
@@ -67,7 +67,7 @@ def test_images_of_records_that_are_left_out_are_not_written(tmp_path):
     assert len(list((found.output.parent / "x-images").iterdir())) == 2
 
 
-def test_images_that_lie_in_files_stay_there(tmp_path):
+def test_images_stored_as_files_are_not_copied(tmp_path):
     path = picture(tmp_path / "there" / "a.jpg")
     rows = datasets.Dataset.from_dict({"image": [str(path)], "objects": [row()["objects"]]}, features=features())
     rows.cast_column("image", datasets.Image(decode=False)).save_to_disk(tmp_path / "set")
@@ -79,7 +79,7 @@ def test_images_that_lie_in_files_stay_there(tmp_path):
 @pytest.mark.parametrize(
     ("boxes", "box"), [("coco", (10, 20, 50, 50)), ("voc", (10, 20, 60, 70)), ("yolo", (0.35, 0.225, 0.5, 0.25))]
 )
-def test_an_option_states_the_meaning_of_the_numbers_of_a_box(tmp_path, boxes, box):
+def test_boxes_option_selects_box_format(tmp_path, boxes, box):
     assert imported(tmp_path, saved(tmp_path, row([box])), HubChoice(boxes)).objects == [("cat", BINS)]
 
 
@@ -94,19 +94,19 @@ def test_an_option_states_the_meaning_of_the_numbers_of_a_box(tmp_path, boxes, b
         (LABELS, 1, ("a", "b"), "b"),
     ],
 )
-def test_a_category_is_a_text_or_a_number_with_a_name(tmp_path, kind, category, names, desc):
+def test_category_may_be_text_or_number_with_name(tmp_path, kind, category, names, desc):
     source = saved(tmp_path, row(categories=[category]), form=features(kind))
     assert imported(tmp_path, source, HubChoice("coco", names=names)).objects == [(desc, BINS)]
 
 
-def test_a_name_that_stands_twice_is_counted(tmp_path):
+def test_duplicate_category_name_is_counted(tmp_path):
     source = saved(tmp_path, row([(10, 20, 50, 50)], (1,)), form=features(datasets.Value("int64")))
     found = imported(tmp_path, source, HubChoice("coco", names=("cat", "cat ", "dog")))
     assert (found.objects, found.counts) == ([("cat", BINS)], {annotations.SAME_NAME: 1})
 
 
 @pytest.mark.parametrize("names", [("cat", " ", "dog"), ("", "cat")])
-def test_a_name_that_is_blank_is_refused(tmp_path, names):
+def test_blank_category_name_is_refused(tmp_path, names):
     numbered = saved(tmp_path / "numbers", row(), form=features(datasets.Value("int64")))
     with pytest.raises(ConfigError, match=r"--names: .*must be non-blank names"):
         imported(tmp_path, numbered, HubChoice("coco", names=names))
@@ -115,7 +115,7 @@ def test_a_name_that_is_blank_is_refused(tmp_path, names):
         imported(tmp_path, labelled)
 
 
-def test_objects_may_be_a_list_of_mappings(tmp_path):
+def test_objects_may_be_list_of_mappings(tmp_path):
     one = {"box": datasets.List(datasets.Value("float64")), "label": LABELS, "iscrowd": datasets.Value("bool")}
     form = datasets.Features({"picture": datasets.Image(), "faces": datasets.List(one)})
     faces = [{"box": [10, 20, 50, 50], "label": 1, "iscrowd": crowd} for crowd in (False, True)]
@@ -123,7 +123,7 @@ def test_objects_may_be_a_list_of_mappings(tmp_path):
     assert (found.objects, found.counts) == ([("dog", BINS)], {annotations.CROWD: 1})
 
 
-def test_outlines_and_sizes_and_ids_are_read_where_there_are_any(tmp_path):
+def test_outlines_sizes_and_ids_are_read_if_present(tmp_path):
     polygon = datasets.List(datasets.List(datasets.Value("float64")))
     whole = features(image_id=datasets.Value("int64"), width=datasets.Value("int64"), height=datasets.Value("int64"))
     whole["objects"]["segmentation"] = datasets.List(polygon)
@@ -151,7 +151,7 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("case", OBJECTS)
-def test_what_is_odd_is_left_out_or_repaired_and_counted(tmp_path, case):
+def test_odd_objects_are_left_out_or_repaired_and_counted(tmp_path, case):
     odd, counts = OBJECTS[case]
     kind = datasets.Value("float64") if case == "a category between two" else LABELS
     found = imported(
@@ -160,7 +160,7 @@ def test_what_is_odd_is_left_out_or_repaired_and_counted(tmp_path, case):
     assert found.counts == counts
 
 
-def test_a_list_of_objects_of_which_one_is_nothing_is_left_out_and_counted(tmp_path):
+def test_row_with_null_object_is_left_out_and_counted(tmp_path):
     one = {"box": datasets.List(datasets.Value("float64")), "label": LABELS}
     form = datasets.Features({"picture": datasets.Image(), "faces": datasets.List(one)})
     faces = {"picture": encoded(), "faces": [{"box": [10, 20, 50, 50], "label": 1}, None]}
@@ -169,20 +169,20 @@ def test_a_list_of_objects_of_which_one_is_nothing_is_left_out_and_counted(tmp_p
 
 
 @pytest.mark.parametrize("form", [{"type": "numpy"}, {"type": "arrow"}, {"type": None, "columns": ["image"]}])
-def test_the_form_in_which_a_program_reads_a_saved_set_changes_nothing(tmp_path, form):
+def test_saved_dataset_format_does_not_change_import(tmp_path, form):
     columns = {key: [one] for key, one in row().items()}
     datasets.Dataset.from_dict(columns, features=features()).with_format(**form).save_to_disk(tmp_path / "set")
     found = imported(tmp_path, tmp_path / "set")
     assert (found.objects, found.counts) == ([("cat", BINS)], {})
 
 
-def test_names_for_texts_are_refused(tmp_path):
+def test_names_option_for_text_categories_is_refused(tmp_path):
     source = saved(tmp_path, row(categories=["0"]), form=features(datasets.Value("string")))
     with pytest.raises(ConfigError, match=r"--names: .*names numbers, and objects\.category holds texts"):
         imported(tmp_path, source, HubChoice("coco", names=("cat", "dog")))
 
 
-def test_a_row_that_cannot_be_read_is_reported(tmp_path):
+def test_unreadable_row_is_reported(tmp_path):
     source = saved(tmp_path, row(categories=["a long name"]), form=features(datasets.Value("string")))
     (file,) = source.glob("*.arrow")
     file.write_bytes(file.read_bytes().replace(b"a long name", b"a l\xff\xfeg name"))
@@ -191,20 +191,20 @@ def test_a_row_that_cannot_be_read_is_reported(tmp_path):
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_one_object_a_row_without_lists_is_left_out_and_counted(tmp_path):
+def test_single_object_without_list_is_left_out_and_counted(tmp_path):
     form = features()
     form["objects"] = {"bbox": datasets.List(datasets.Value("float32")), "category": LABELS}
     one = {**row(), "objects": {"bbox": [1, 2, 3, 4], "category": 0}}
     assert imported(tmp_path, saved(tmp_path, one, form=form)).counts == {hugging_face.UNEVEN: 1}
 
 
-def test_a_column_that_holds_no_images_is_refused(tmp_path):
+def test_image_column_without_images_is_refused(tmp_path):
     source = saved(tmp_path, {**row(), "year": 5}, form=features(year=datasets.Value("int64")))
     with pytest.raises(ConfigError, match=r"--image: 'year'; must be a column of images"):
         imported(tmp_path, source, HubChoice("coco", image="year"))
 
 
-def test_several_splits_need_a_name(tmp_path):
+def test_dataset_with_several_splits_needs_split_option(tmp_path):
     one = datasets.Dataset.from_dict({key: [value] for key, value in row().items()}, features=features())
     datasets.DatasetDict({"train": one, "test": one}).save_to_disk(tmp_path / "set")
     with pytest.raises(ConfigError, match=r"--split: .*has train, test"):
@@ -221,18 +221,18 @@ def test_several_splits_need_a_name(tmp_path):
         (HubChoice("coco", split="train"), features(), "--split: 'train'; .* has no splits"),
     ],
 )
-def test_what_is_missing_is_named_with_the_columns_that_there_are(tmp_path, what, form, message):
+def test_missing_column_is_reported_with_existing_columns(tmp_path, what, form, message):
     with pytest.raises(ConfigError, match=message):
         imported(tmp_path, saved(tmp_path, row(), form=form), what)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_name_that_is_nowhere_is_refused(tmp_path):
+def test_unknown_dataset_name_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"NAME_OR_DIR: .*must be a folder of save_to_disk, or the name"):
         imported(tmp_path, tmp_path / "lost")
 
 
-def test_an_import_that_breaks_off_leaves_nothing(tmp_path):
+def test_interrupted_import_leaves_no_files(tmp_path):
     def broken(tally):
         found = read_hub(str(saved(tmp_path, row(), row())), HubChoice("coco"), tally)
         yield next(iter(found))
@@ -243,7 +243,7 @@ def test_an_import_that_breaks_off_leaves_nothing(tmp_path):
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_the_command_asks_for_the_missing_option(tmp_path):
+def test_import_command_asks_for_missing_boxes_option(tmp_path):
     source, output = saved(tmp_path, row()), tmp_path / "x.jsonl"
     command = [str(Path(sys.executable).parent / "stage2"), "import", "hf", str(source), "--output", str(output)]
     undeclared = subprocess.run(command, capture_output=True, text=True, check=False)

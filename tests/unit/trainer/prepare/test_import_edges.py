@@ -16,7 +16,7 @@ from tests.unit.trainer.prepare.test_exif import STORED, imported, marked
 LINE = "0 0.5 0.25 0.2 0.1"
 
 
-def test_every_case_counts_and_the_first_few_are_named():
+def test_tally_counts_every_case_and_names_first_few():
     tally = Tally()
     for number in range(NAMED + 2):
         tally.leave_out_object("a reason", f"object {number}")
@@ -32,21 +32,21 @@ def test_size_is_two_finite_numbers_or_none(width, height, size):
     assert stated_size(width, height) == size
 
 
-def test_keypoints_of_an_object_that_is_left_out_are_not_counted_as_left_out(tmp_path):
+def test_keypoints_of_left_out_object_are_not_counted(tmp_path):
     points = {"keypoints": [1, 2, 2]}
     data = DataSet(tmp_path, [annotation(1, **points), annotation(2, **{**points, "iscrowd": 1})])
     assert len(data.records()[0]["objects"]) == 1
     assert data.tally.changed[annotations.KEYPOINTS] == 1
 
 
-def test_file_name_of_an_image_goes_before_its_address(tmp_path):
+def test_file_name_takes_precedence_over_coco_url(tmp_path):
     data = DataSet(tmp_path, [annotation(1)], coco_url="http://images.example/train/other.png")
     (record,) = data.records()
     assert record["images"] == ["../images/1.png"]
 
 
 @pytest.mark.parametrize(("corner", "noted"), [((0, 1), 1), ((1, 0), 1), ((1, 1), 0), ((0.5, 0.5), 1)])
-def test_coordinate_below_one_is_noted_in_either_direction(tmp_path, corner, noted):
+def test_voc_coordinate_below_one_is_noted_for_x_and_y(tmp_path, corner, noted):
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": voc_object(box=(*corner, 50, 100))}))
     assert found.counts.get(voc.FROM_ZERO, 0) == noted
     assert len(found.objects) == 1
@@ -54,12 +54,12 @@ def test_coordinate_below_one_is_noted_in_either_direction(tmp_path, corner, not
 
 
 @pytest.mark.parametrize("size", [(0, 200), (100, 0), (0, 0)])
-def test_side_of_zero_states_no_size(tmp_path, size):
+def test_zero_width_or_height_counts_as_unknown_size(tmp_path, size):
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": voc_object()}, size=size))
     assert (len(found.records), found.counts) == (1, {})
 
 
-def test_name_that_a_split_lists_twice_is_one_image(tmp_path):
+def test_image_listed_twice_in_split_is_imported_once(tmp_path):
     source = written(tmp_path / "voc", {"a": voc_object()})
     lists = source / voc.SPLITS
     lists.mkdir(parents=True)
@@ -67,18 +67,18 @@ def test_name_that_a_split_lists_twice_is_one_image(tmp_path):
     assert len(import_voc(tmp_path, source, voc.VocChoice(split="train")).records) == 1
 
 
-def test_of_images_with_the_stem_of_an_annotation_the_first_by_name_is_taken(tmp_path):
+def test_first_image_by_name_with_stem_of_annotation_is_used(tmp_path):
     source = written(tmp_path / "voc", {"a": voc_object()}, file_name="lost.jpg")
     picture(source / "JPEGImages" / "a.png")
     assert import_voc(tmp_path, source).records[0]["images"] == ["../voc/JPEGImages/a.jpg"]
 
 
-def test_labels_lie_where_the_last_images_of_a_path_is_replaced(tmp_path):
+def test_labels_folder_replaces_last_images_folder_in_path(tmp_path):
     data = yolo(tmp_path / "images" / "set", {"a.png": LINE})
     assert len(import_yolo(tmp_path, data).objects) == 1
 
 
-def test_line_without_keypoints_in_a_set_of_poses_loses_none(tmp_path):
+def test_line_without_keypoints_in_pose_dataset_is_not_counted(tmp_path):
     found = import_yolo(tmp_path, yolo(tmp_path, {"a.png": LINE}, kpt_shape=[2, 3]))
     assert (len(found.objects), found.counts) == (1, {})
 
@@ -87,7 +87,7 @@ def test_line_without_keypoints_in_a_set_of_poses_loses_none(tmp_path):
     ("line", "sample_id"),
     [("../images/train/a.png", "images/train/a"), ("images/train/a.png", "images/train/a"), ("b.png", "lists/b")],
 )
-def test_list_names_images_from_the_set_or_else_from_its_own_folder(tmp_path, line, sample_id):
+def test_image_list_paths_are_relative_to_dataset_or_to_list(tmp_path, line, sample_id):
     data = yolo(tmp_path / "set", {"a.png": LINE}, train="lists/train.txt")
     lists = data.parent / "lists"
     picture(lists / "b.png")
@@ -98,12 +98,12 @@ def test_list_names_images_from_the_set_or_else_from_its_own_folder(tmp_path, li
 
 
 @pytest.mark.parametrize(("orientation", "size"), [(3, STORED), (6, (60, 60))])
-def test_turn_that_leaves_the_size_as_it_is_needs_a_word(tmp_path, orientation, size):
+def test_exif_rotation_that_keeps_size_needs_exif_option(tmp_path, orientation, size):
     marked(tmp_path / "images" / "a.png", orientation, size)
     assert imported(tmp_path, size).tally.images_left_out == {record_writer.TURNED: 1}
 
 
-def test_mask_of_the_stored_pixels_follows_a_turned_image(tmp_path):
+def test_mask_of_stored_pixels_follows_exif_orientation(tmp_path):
     picture(tmp_path / "images" / "1.png", (100, 200), orientation=6)
     mask = {"size": [200, 100], "counts": [0, 100 * 200]}
     (tmp_path / "set").mkdir()
@@ -115,7 +115,7 @@ def test_mask_of_the_stored_pixels_follows_a_turned_image(tmp_path):
 
 
 @pytest.mark.parametrize(("most", "classes"), [(2, None), (1, {"cat"})])
-def test_image_has_as_many_objects_as_allowed_of_the_classes_that_are_asked_for(tmp_path, most, classes):
+def test_max_objects_counts_only_selected_classes(tmp_path, most, classes):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18)])
     assert len(data.records(max_objects=most, classes=classes)) == 1
 
@@ -126,13 +126,13 @@ def test_image_with_more_objects_than_allowed_is_left_out(tmp_path):
         data.records(max_objects=1)
 
 
-def test_class_that_no_object_has_is_named_and_those_that_some_have_are_not(tmp_path):
+def test_only_unused_class_of_filter_is_reported(tmp_path):
     data = DataSet(tmp_path, [annotation(1), annotation(2, category=18)])
     data.records(classes={"cat", "bird"})
     assert data.tally.names[record_writer.UNSEEN_CLASS] == ["bird; there is cat, dog"]
 
 
-def test_each_hole_of_an_object_is_counted(tmp_path):
+def test_each_mask_hole_is_counted(tmp_path):
     mask = np.zeros((200, 100), dtype=np.uint8, order="F")
     mask[20:180, 10:90] = 1
     mask[40:50, 30:40] = mask[100:120, 30:40] = 0
@@ -142,7 +142,7 @@ def test_each_hole_of_an_object_is_counted(tmp_path):
     assert data.tally.changed[record_writer.HOLES] == 2
 
 
-def test_outline_of_two_places_has_no_area_and_becomes_its_box(tmp_path):
+def test_outline_without_area_becomes_box(tmp_path):
     back_and_forth = [10, 10, 60, 60, 10, 10, 60, 60]
     data = DataSet(tmp_path, [annotation(1, segmentation=[back_and_forth])])
     (record,) = data.records(geometry="poly")
@@ -151,7 +151,7 @@ def test_outline_of_two_places_has_no_area_and_becomes_its_box(tmp_path):
 
 
 @pytest.mark.parametrize(("out", "counted"), [(0.9, 0), (1.1, 1)])
-def test_outline_that_leaves_its_image_by_more_than_a_pixel_is_counted(tmp_path, out, counted):
+def test_outline_clipped_by_more_than_one_pixel_is_counted(tmp_path, out, counted):
     outline = [-out, 10, 60, 10, 60, 60, -out, 60]
     data = DataSet(tmp_path, [annotation(1, segmentation=[outline])])
     (record,) = data.records(geometry="poly")

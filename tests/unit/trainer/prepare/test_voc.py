@@ -15,14 +15,14 @@ GOOD = voc_object("dog", (11, 21, 50, 100))
 BINS = [100, 100, 500, 500]  # pixels 11 to 50 of 100 lie from 10 to 50
 
 
-def test_boxes_begin_at_pixel_one_and_hold_their_last(tmp_path):
+def test_voc_boxes_are_one_based_and_inclusive(tmp_path):
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": voc_object() + GOOD}), order="file")
     assert found.objects == [("cat", [0, 0, 999, 999]), ("dog", BINS)]
     assert found.counts == {}
     assert found.records[0]["images"] == ["../voc/JPEGImages/a.jpg"]
 
 
-def test_an_option_declares_boxes_that_count_from_zero(tmp_path):
+def test_from_zero_option_reads_zero_based_boxes(tmp_path):
     source = written(tmp_path / "voc", {"a": voc_object("cat", (0, 0, 50, 100))})
     assert import_voc(tmp_path, source, VocChoice(from_zero=True)).objects == [("cat", [0, 0, 500, 500])]
     (tmp_path / "out" / "x.jsonl").unlink()
@@ -43,13 +43,13 @@ OBJECTS = {
 
 
 @pytest.mark.parametrize("case", OBJECTS)
-def test_an_odd_object_is_left_out_and_counted(tmp_path, case):
+def test_odd_object_is_left_out_and_counted(tmp_path, case):
     odd, counts = OBJECTS[case]
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": odd + GOOD}))
     assert (found.objects, found.counts) == ([("dog", BINS)], counts)
 
 
-def test_difficult_objects_may_be_kept_and_truncated_ones_are(tmp_path):
+def test_difficult_objects_are_kept_by_option_and_truncated_ones_always(tmp_path):
     objects = voc_object("cat", (11, 21, 50, 100), difficult=1, truncated=1)
     source = written(tmp_path / "voc", {"a": objects})
     assert import_voc(tmp_path, source, VocChoice(difficult=True)).objects == [("cat", BINS)]
@@ -69,14 +69,14 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("case", IMAGES)
-def test_a_broken_annotation_file_leaves_its_image_out(tmp_path, case):
+def test_image_with_broken_annotation_file_is_left_out(tmp_path, case):
     odd, counts = IMAGES[case]
     found = import_voc(tmp_path, written(tmp_path / "voc", {"a": odd, "b": GOOD}))
     assert [record["sample_id"] for record in found.records] == ["b"]
     assert found.counts == counts
 
 
-def test_a_split_names_its_images_and_those_without_annotations_are_counted(tmp_path):
+def test_split_lists_images_and_missing_annotations_are_counted(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD, "b": GOOD})
     (source / voc.SPLITS).mkdir(parents=True)
     (source / voc.SPLITS / "train.txt").write_text("b  1\nlost -1\n\n")
@@ -87,18 +87,18 @@ def test_a_split_names_its_images_and_those_without_annotations_are_counted(tmp_
         import_voc(tmp_path / "again", source, VocChoice("val"))
 
 
-def test_an_image_is_found_by_its_annotations_name_where_another_is_written(tmp_path):
+def test_image_is_found_by_annotation_name_if_written_name_is_missing(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD}, file_name="renamed.png")
     assert import_voc(tmp_path, source).records[0]["images"] == ["../voc/JPEGImages/a.jpg"]
 
 
-def test_an_image_whose_name_goes_on_is_another(tmp_path):
+def test_image_with_longer_name_is_not_mistaken_for_annotated_one(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD, "a.1": GOOD}, file_name="a")
     names = [record["images"] for record in import_voc(tmp_path, source).records]
     assert names == [["../voc/JPEGImages/a.1.jpg"], ["../voc/JPEGImages/a.jpg"]]
 
 
-def test_a_folder_is_listed_once_for_all_names_that_are_not_there(tmp_path, monkeypatch):
+def test_image_folder_is_listed_once_for_all_missing_names(tmp_path, monkeypatch):
     source = written(tmp_path / "voc", {str(number): GOOD for number in range(9)}, file_name="a")
     listed, walk = [], os.walk
     monkeypatch.setattr(os, "walk", lambda folder, **how: listed.append(folder) or walk(folder, **how))
@@ -127,7 +127,7 @@ def renamed(source, **names):
     return source
 
 
-def test_image_of_another_annotation_file_is_not_taken_where_there_is_an_own_one(tmp_path):
+def test_own_image_is_preferred_over_named_image_of_another_annotation(tmp_path):
     source = renamed(written(tmp_path / "voc", boxes("abc")), b="a.jpg", c="a.jpg")
     found = import_voc(tmp_path, source)
     assert widths(found) == {name: (f"JPEGImages/{name}.jpg", n) for n, name in enumerate("abc", start=1)}
@@ -135,19 +135,19 @@ def test_image_of_another_annotation_file_is_not_taken_where_there_is_an_own_one
     assert found.tally.names[voc.OWN_IMAGE] == ["b.xml: b.jpg", "c.xml: c.jpg"]
 
 
-def test_image_that_two_annotation_files_name_is_taken_by_neither_that_has_its_own(tmp_path):
+def test_image_named_by_two_annotations_is_used_by_neither_with_own_image(tmp_path):
     source = renamed(written(tmp_path / "voc", boxes("bc"), images="abc"), b="a.jpg", c="a.jpg")
     found = import_voc(tmp_path, source)
     assert widths(found) == {"b": ("JPEGImages/b.jpg", 1), "c": ("JPEGImages/c.jpg", 2)}
     assert found.counts == {voc.OWN_IMAGE: 2, voc.NO_ANNOTATION: 1}
 
 
-def test_crossed_names_give_each_its_own_image(tmp_path):
+def test_swapped_image_names_give_each_annotation_its_own_image(tmp_path):
     found = import_voc(tmp_path, renamed(written(tmp_path / "voc", boxes("ab")), a="b.jpg", b="a.jpg"))
     assert widths(found) == {"a": ("JPEGImages/a.jpg", 1), "b": ("JPEGImages/b.jpg", 2)}
 
 
-def test_named_image_that_no_other_claims_is_taken_and_counted(tmp_path):
+def test_named_image_that_no_other_annotation_claims_is_used_and_counted(tmp_path):
     found = import_voc(tmp_path, renamed(written(tmp_path / "voc", boxes("a"), images="ab"), a="b.jpg"))
     assert widths(found) == {"a": ("JPEGImages/b.jpg", 1)}
     assert found.counts == {voc.NAMED_IMAGE: 1}
@@ -161,7 +161,7 @@ def test_image_with_two_annotation_files_is_counted(tmp_path):
 
 
 @pytest.mark.parametrize("split", [None, "train"])
-def test_folders_below_are_read_and_counted(tmp_path, split):
+def test_annotation_subfolders_are_read_and_counted(tmp_path, split):
     names = ["a", "x/a", "x/y/b"]
     (tmp_path / "voc" / "Annotations" / "x" / "y").mkdir(parents=True)
     source = written(tmp_path / "voc", boxes(names))
@@ -175,7 +175,7 @@ def test_folders_below_are_read_and_counted(tmp_path, split):
     assert found.tally.names[voc.BELOW] == ["x", "x/y"]
 
 
-def test_folders_of_images_and_annotations_below_are_read(tmp_path):
+def test_subfolders_with_images_and_annotations_are_read(tmp_path):
     """As tools export splits, side by side."""
     source = written(tmp_path / "voc", boxes("a"))
     for part in ("train", "valid"):
@@ -187,21 +187,21 @@ def test_folders_of_images_and_annotations_below_are_read(tmp_path):
     assert found.counts == {voc.BELOW: 2}
 
 
-def test_images_in_a_flat_folder_are_found_for_annotations_below(tmp_path):
+def test_images_in_flat_folder_are_found_for_annotations_in_subfolder(tmp_path):
     (tmp_path / "voc" / "Annotations" / "x").mkdir(parents=True)
     source = written(tmp_path / "voc", boxes(["x/a"]), images=["a"])
     found = import_voc(tmp_path, renamed(source, **{"x/a": "gone.jpg"}))
     assert widths(found) == {"x/a": ("JPEGImages/a.jpg", 1)}
 
 
-def test_folder_of_several_data_sets_is_refused_with_their_names(tmp_path):
+def test_folder_with_several_datasets_is_refused_with_their_names(tmp_path):
     for year in ("VOC2007", "VOC2012"):
         written(tmp_path / "devkit" / year, {"a": GOOD})
     with pytest.raises(ConfigError, match=r"data sets in VOC2007, VOC2012; give .*devkit/VOC2007"):
         import_voc(tmp_path, tmp_path / "devkit")
 
 
-def test_split_may_name_images_with_their_ending(tmp_path):
+def test_split_may_list_images_with_file_extension(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD, "b": GOOD})
     (source / voc.SPLITS).mkdir(parents=True)
     (source / voc.SPLITS / "train.txt").write_text("a.jpg\nb.jpg 1\n")
@@ -288,25 +288,25 @@ def test_rotated_boxes_and_polygons_become_bounds_or_outlines(tmp_path, case):
         assert (found.objects[:-1], found.counts) == ([("cat", bins)] if bins else [], counts)
 
 
-def test_a_rotated_box_in_shares_is_left_out(tmp_path):
+def test_rotated_normalized_box_is_left_out(tmp_path):
     turned = "<robndbox><cx>.5</cx><cy>.5</cy><w>.8</w><h>.1</h><angle>1.57</angle></robndbox>"
     source = written(tmp_path / "voc", {"a": f"<object><name>cat</name>{turned}</object>"})
     found = import_voc(tmp_path, source, VocChoice(units="shares"))
     assert (found.records, found.counts) == ([], {shapes.ROTATED_SHARES: 1})
 
 
-def test_an_ending_may_be_in_capitals(tmp_path):
+def test_file_extension_may_be_uppercase(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD, "b": GOOD})
     (source / "Annotations" / "a.xml").rename(source / "Annotations" / "a.XML")
     assert [record["sample_id"] for record in import_voc(tmp_path, source).records] == ["a", "b"]
 
 
-def test_an_image_without_annotations_is_counted(tmp_path):
+def test_image_without_annotations_is_counted(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD}, images=["a", "lost"])
     assert import_voc(tmp_path, source).counts == {voc.NO_ANNOTATION: 1}
 
 
-def test_names_of_a_split_may_have_spaces(tmp_path):
+def test_split_names_may_contain_spaces(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD, "a b": GOOD, "a b 1": GOOD})
     (source / voc.SPLITS).mkdir(parents=True)
     (source / voc.SPLITS / "train.txt").write_text("a b 1\na b  -1\na lost 1\n")
@@ -315,17 +315,17 @@ def test_names_of_a_split_may_have_spaces(tmp_path):
     assert found.counts == {voc.NO_ANNOTATION: 1}
 
 
-def test_images_and_annotations_may_share_a_folder(tmp_path):
+def test_images_and_annotations_may_share_folder(tmp_path):
     source = written(tmp_path / "voc", {"a": GOOD})
     picture(source / "Annotations" / "a.jpg")
     assert import_voc(tmp_path, source / "Annotations").objects == [("dog", BINS)]
 
 
 @pytest.mark.parametrize(("size", "counts"), [((0, 0), {}), (None, {}), ((200, 100), {record_writer.OTHER_SIZE: 1})])
-def test_sizes_are_compared_where_the_annotations_say_one(tmp_path, size, counts):
+def test_annotated_size_is_compared_with_image_if_present(tmp_path, size, counts):
     assert import_voc(tmp_path, written(tmp_path / "voc", {"a": GOOD}, size=size)).counts == counts
 
 
-def test_a_folder_without_annotations_is_refused(tmp_path):
+def test_folder_without_annotations_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"must have annotation files"):
         import_voc(tmp_path, tmp_path)

@@ -17,7 +17,7 @@ BOX = "0 0.5 0.25 0.2 0.1"  # centre and size
 BINS = [400, 200, 600, 300]
 
 
-def test_boxes_are_shares_of_the_image_by_their_centre(tmp_path):
+def test_boxes_are_read_as_normalized_centre_width_height(tmp_path):
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": f"{BOX}\n1 0.5 0.5 1 1\n"}), order="file")
     assert found.objects == [("cat", BINS), ("dog", [0, 0, 999, 999])]
     assert found.counts == {}
@@ -26,7 +26,7 @@ def test_boxes_are_shares_of_the_image_by_their_centre(tmp_path):
     assert (record["width"], record["height"]) == (100, 200)
 
 
-def test_segments_are_polygons_and_their_boxes(tmp_path):
+def test_segments_become_polygons_or_boxes(tmp_path):
     data = written(tmp_path, {"a.png": "1 0.1 0.1 0.5 0.1 0.5 0.9\n"})
     assert import_yolo(tmp_path, data, geometry="poly").objects == [("dog", [100, 100, 500, 100, 500, 900])]
     (tmp_path / "out" / "x.jsonl").unlink()
@@ -70,58 +70,58 @@ LABELS = {
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_an_odd_label_file_is_read_by_its_rule(tmp_path, case):
+def test_odd_label_file_is_read_by_rule(tmp_path, case):
     labels, objects, counts = LABELS[case]
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels, "b.png": BOX}))
     assert (found.objects, found.counts) == ([*objects, ("cat", BINS)], counts)
     assert len(found.records) == 2
 
 
-def test_a_split_that_is_named_twice_and_images_of_one_name_are_counted(tmp_path):
+def test_duplicate_class_names_and_sample_ids_are_counted(tmp_path):
     data = written(tmp_path, {"a.png": BOX}, images=["a.png", "a.bmp"], names=["cat", "dog", "cat"])
     found = import_yolo(tmp_path, data)
     assert len(found.records) == 2
     assert found.counts == {record_writer.SAME_ID: 1, annotations.SAME_NAME: 1}
 
 
-def test_a_label_file_that_is_no_text_leaves_its_image_out(tmp_path):
+def test_image_with_undecodable_label_file_is_left_out(tmp_path):
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": b"\xff\xfe\0", "b.png": BOX}))
     assert [record["sample_id"] for record in found.records] == ["images/train/b"]
     assert found.counts == {yolo.BROKEN_LABELS: 1}
 
 
-def test_labels_without_an_image_are_counted(tmp_path):
+def test_labels_without_image_are_counted(tmp_path):
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": BOX, "lost.png": BOX}, images=["a.png"]))
     assert (len(found.records), found.counts) == (1, {yolo.NO_IMAGE: 1})
 
 
-def test_of_poses_the_box_is_taken_and_the_keypoints_are_counted(tmp_path):
+def test_pose_label_keeps_box_and_counts_keypoints(tmp_path):
     data = written(tmp_path, {"a.png": f"{BOX} 0.1 0.1 2 0.2 0.2 2"}, kpt_shape=[2, 3])
     found = import_yolo(tmp_path, data)
     assert (found.objects, found.counts) == ([("cat", BINS)], {annotations.KEYPOINTS: 1})
 
 
 @pytest.mark.parametrize("numbers", ["0.9", "0.1 0.1 2 0.2 0.2", "0.1 0.1 2 0.2 0.2 2 0.9"])
-def test_numbers_that_are_no_keypoints_are_not_passed_over(tmp_path, numbers):
+def test_wrong_number_of_keypoint_values_is_counted(tmp_path, numbers):
     data = written(tmp_path, {"a.png": f"{BOX} {numbers}\n{BOX}"}, kpt_shape=[2, 3])
     found = import_yolo(tmp_path, data)
     assert (found.objects, found.counts) == ([("cat", BINS)], {yolo.KEYPOINT_NUMBERS: 1})
 
 
 @pytest.mark.parametrize("shape", [17, [17], ["a", "b"], [17, -3]])
-def test_a_shape_of_keypoints_that_is_none_is_refused(tmp_path, shape):
+def test_invalid_keypoint_shape_is_refused(tmp_path, shape):
     with pytest.raises(ConfigError, match=r"kpt_shape: .*numbers of points and of values"):
         import_yolo(tmp_path, written(tmp_path, {"a.png": f"{BOX} 0.1 0.1"}, kpt_shape=shape))
 
 
 @pytest.mark.parametrize("train", ["../images/train", ["images/train"], "list.txt", "images"])
-def test_a_split_is_a_folder_some_or_a_list(tmp_path, train):
+def test_split_may_be_folder_several_folders_or_image_list(tmp_path, train):
     data = written(tmp_path, {"a.png": BOX}, train=train, path=None)
     (tmp_path / "list.txt").write_text("./images/train/a.png\n")
     assert import_yolo(tmp_path, data).objects == [("cat", BINS)]
 
 
-def test_a_folder_may_be_given_and_names_may_be_a_list(tmp_path):
+def test_dataset_may_be_given_as_folder_with_class_names_as_list(tmp_path):
     written(tmp_path, {"a.png": BOX}, names=["cat"], nc=1)
     assert import_yolo(tmp_path, tmp_path).objects == [("cat", BINS)]
 
@@ -147,7 +147,7 @@ def test_a_folder_may_be_given_and_names_may_be_a_list(tmp_path):
         ({"train": "images/train/a.png"}, "must be a folder, or a list"),
     ],
 )
-def test_a_file_that_contradicts_itself_is_refused_and_writes_nothing(tmp_path, changes, message):
+def test_invalid_data_yaml_is_refused_and_writes_nothing(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         import_yolo(tmp_path, written(tmp_path, {"a.png": BOX}, **changes))
     assert not (tmp_path / "out").exists()
@@ -158,7 +158,7 @@ WRITTEN = ["010", "1:30", "0x1F", "1e3", "2024-01-31", "no", "null", "~", "1_000
 
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("form", ["names: [{}, dog]", "names:\n  0: {}\n  1: dog", "names:\n- {}\n- dog"])
-def test_names_are_text_as_the_file_has_them(tmp_path, name, form):
+def test_class_names_are_read_as_literal_text(tmp_path, name, form):
     data = written(tmp_path, {"a.png": BOX})
     data.write_text(f"nc: 2\ntrain: images/train\n{form.format(name)}\n")
     assert import_yolo(tmp_path, data).objects == [(name.removeprefix("!!int "), BINS)]
@@ -177,14 +177,14 @@ def test_names_are_text_as_the_file_has_them(tmp_path, name, form):
         "{1:30: a}",
     ],
 )
-def test_names_that_are_none_are_refused(tmp_path, names):
+def test_invalid_class_names_are_refused(tmp_path, names):
     data = written(tmp_path, {"a.png": BOX})
     data.write_text(f"train: images/train\nnames: {names}\n")
     with pytest.raises(ConfigError, match="names"):
         import_yolo(tmp_path, data)
 
 
-def test_the_file_merges_no_keys(tmp_path):
+def test_yaml_merge_key_is_not_applied(tmp_path):
     data = written(tmp_path, {"a.png": BOX})
     data.write_text("base: &base {names: {0: cat}}\n<<: *base\ntrain: images/train\n")
     with pytest.raises(ConfigError, match="names: must list the classes"):
@@ -196,13 +196,13 @@ MULTIPLIED = b"a0: &a0 [x, x]\n" + b"".join(b"a%d: &a%d [*a%d, *a%d]\n" % (n, n,
 
 
 @pytest.mark.parametrize("content", [b"{", b"- 1", b"\xff", NESTED, MULTIPLIED, b"names: [a]\n---\nnames: [b]\n"])
-def test_a_file_that_is_no_yaml_mapping_is_refused(tmp_path, content):
+def test_data_yaml_that_is_not_mapping_is_refused(tmp_path, content):
     (tmp_path / "data.yaml").write_bytes(content)
     with pytest.raises(ConfigError, match=r"data\.yaml: "):
         import_yolo(tmp_path, tmp_path)
 
 
-def test_folders_that_are_links_are_read_and_circles_end(tmp_path):
+def test_symlinked_folders_are_read_and_link_cycles_end(tmp_path):
     data = written(tmp_path / "set", {"a.png": BOX})
     there = written(tmp_path / "more", {"b.png": BOX, "c.png": None}, images=["b.png"]).parent
     for kind in ("images", "labels"):
@@ -215,7 +215,7 @@ def test_folders_that_are_links_are_read_and_circles_end(tmp_path):
     assert len(found.objects) == 2
 
 
-def test_a_file_that_is_made_meanwhile_is_not_touched(tmp_path):
+def test_output_file_created_during_import_is_not_overwritten(tmp_path):
     data, output = written(tmp_path / "set", {"a.png": BOX}), tmp_path / "out" / "x.jsonl"
 
     def slowly(tally):
@@ -228,7 +228,7 @@ def test_a_file_that_is_made_meanwhile_is_not_touched(tmp_path):
     assert [path.name for path in output.parent.iterdir()] == ["x.jsonl"]
 
 
-def test_it_is_the_same_from_whichever_folder(tmp_path, monkeypatch):
+def test_import_does_not_depend_on_working_directory(tmp_path, monkeypatch):
     data = written(tmp_path / "set", {"a.png": BOX}, path=None, train="train")
     data.rename(tmp_path / "set" / "images" / "data.yaml")
     monkeypatch.chdir(tmp_path / "set" / "images")
@@ -237,7 +237,7 @@ def test_it_is_the_same_from_whichever_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["a<|coord_5|>b", "cat<|im_end|>", "<|image_pad|>"])
-def test_an_object_of_such_a_name_is_left_out_and_counted(tmp_path, name):
+def test_object_with_special_token_in_name_is_left_out_and_counted(tmp_path, name):
     labels = {"a.png": "0 0.35 0.3 0.5 0.4\n1 0.5 0.5 0.5 0.5"}
     found = import_yolo(tmp_path, written(tmp_path, labels, names=[name, "dog"]))
     assert [desc for desc, _ in found.objects] == ["dog"]
@@ -245,7 +245,7 @@ def test_an_object_of_such_a_name_is_left_out_and_counted(tmp_path, name):
     assert len(load_records(found.output)[0].objects) == 1
 
 
-def test_every_special_token_of_the_stock_vocabulary_is_met_by_the_rule():
+def test_every_special_token_of_stock_vocabulary_is_recognised():
     tokenizer = build_tokenizer(7, plain=False)
     special = [one.content for one in tokenizer.added_tokens_decoder.values() if one.special]
     assert {"<|im_end|>", "<|image_pad|>"} <= {*special}
@@ -253,5 +253,5 @@ def test_every_special_token_of_the_stock_vocabulary_is_met_by_the_rule():
 
 
 @pytest.mark.parametrize("name", ["a < b | c > d", "<|>", "<| |>", "<cat>", "a|b", "|coord_5|"])
-def test_other_names_with_these_characters_are_names(name):
+def test_names_with_similar_characters_are_not_special_tokens(name):
     assert not holds_token(name)

@@ -38,7 +38,7 @@ AMPERE = {"capability": (8, 0), "autocast": None}
         ("eager", True, "eager"),
     ],
 )
-def test_what_runs_follows_from_the_configuration_and_what_is_installed(asked, flash_attn, runs, monkeypatch):
+def test_attention_follows_config_and_installed_packages(asked, flash_attn, runs, monkeypatch):
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: flash_attn)
     assert attention_here(asked) == runs
 
@@ -58,7 +58,7 @@ def test_what_runs_follows_from_the_configuration_and_what_is_installed(asked, f
         (torch.bfloat16, 12, AMPERE, None),
     ],
 )
-def test_the_kernel_is_asked_only_for_what_it_can(dtype, head_dim, device, attends_in):
+def test_flash_kernel_is_used_only_for_supported_types_and_devices(dtype, head_dim, device, attends_in):
     assert kernel_dtype(dtype, head_dim, **device) == attends_in
 
 
@@ -67,7 +67,7 @@ def heads(count, device="cpu", dtype=torch.float32):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_sequences_one_by_one_attend_as_under_a_mask_of_blocks(causal):
+def test_sequential_attention_equals_block_mask(causal):
     torch.manual_seed(1)
     query, key, value = heads(HEADS), heads(GROUPS), heads(GROUPS)
     owner = torch.bucketize(torch.arange(9), ENDS[1:], right=True)
@@ -79,7 +79,7 @@ def test_sequences_one_by_one_attend_as_under_a_mask_of_blocks(causal):
     torch.testing.assert_close(found, expected.transpose(0, 1))
 
 
-def test_the_kernel_is_called_by_its_own_signature_and_gives_gradients():
+def test_flash_kernel_call_matches_its_signature_and_gives_gradients():
     """Without a GPU: on tensors without values PyTorch's own account of the kernel's shapes takes its place."""
     query, key, value = (heads(count, "meta", torch.bfloat16) for count in (HEADS, GROUPS, GROUPS))
     found = by_kernel(query, key, value, Sequences(ENDS.to("meta"), 5, causal=True))
@@ -95,7 +95,7 @@ def kernel_without_groups(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_a_kernel_without_groups_gets_repeated_heads_and_gives_the_same_values_and_gradients(causal, monkeypatch):
+def test_kernel_without_grouped_heads_gets_repeated_heads_with_same_results(causal, monkeypatch):
     torch.manual_seed(1)
     asked = Sequences(ENDS, 5, causal, scale=0.3)
     inputs = [heads(HEADS), heads(GROUPS), heads(GROUPS)]
@@ -107,7 +107,7 @@ def test_a_kernel_without_groups_gets_repeated_heads_and_gives_the_same_values_a
     torch.testing.assert_close(torch.autograd.grad(found.square().sum(), inputs), expected_gradients)
 
 
-def test_the_record_names_what_attends(monkeypatch):
+def test_attention_words_name_implementation_that_runs(monkeypatch):
     assert attention_words("sdpa", on_gpu=True) == "sdpa"
     assert attention_words(PACKED, on_gpu=False) == "packed, sequence by sequence"
     assert attention_words(PACKED, on_gpu=True) == "packed, at 16 bits PyTorch's kernel in groups of heads"
@@ -116,7 +116,7 @@ def test_the_record_names_what_attends(monkeypatch):
 
 
 @pytest.mark.parametrize(("asked", "vision"), [("auto", PACKED_VISION), ("sdpa", "sdpa")])
-def test_the_policy_attends_as_it_is_configured(model_path, asked, vision):
+def test_policy_uses_configured_attention(model_path, asked, vision):
     config = run_config(model={"model": str(model_path), "torch_dtype": "float32", "attn_impl": asked})
     policy = load_policy(config).get_base_model()
     text = PACKED if asked == "auto" else asked

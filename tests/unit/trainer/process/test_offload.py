@@ -55,14 +55,14 @@ def copies(tensors):
     return [tensor.clone() for tensor in tensors]
 
 
-def test_the_same_bytes_come_back(trained):
+def test_offloaded_tensors_return_with_same_bytes(trained):
     before = copies(everything(*trained))
     with moved_away(everything(*trained), Shelf()):
         assert all(tensor.numel() == 0 for tensor in everything(*trained))
     assert all(map(torch.equal, before, everything(*trained)))
 
 
-def test_the_same_bytes_come_back_when_the_rollouts_fail(trained):
+def test_offloaded_tensors_return_when_rollouts_fail(trained):
     before, shelf = copies(everything(*trained)), Shelf()
     with pytest.raises(RuntimeError, match="no rollouts"), moved_away(everything(*trained), shelf):
         raise RuntimeError("no rollouts")
@@ -70,7 +70,7 @@ def test_the_same_bytes_come_back_when_the_rollouts_fail(trained):
     assert shelf.held == {}
 
 
-def test_what_has_left_comes_back_when_a_later_move_fails(trained):
+def test_offloaded_tensors_return_when_later_move_fails(trained):
     class Full(Shelf):
         def away(self, tensor):
             if len(self.held) == 3:
@@ -92,12 +92,12 @@ def test_tied_weights_stay_tied(trained):
     assert tied.weight is model[0].weight
 
 
-def test_an_optimizer_before_its_first_step_has_nothing_to_move():
+def test_optimizer_without_state_has_no_tensors_to_offload():
     assert optimizer_tensors(None) == []
     assert optimizer_tensors(torch.optim.AdamW([nn.Parameter(torch.zeros(2))])) == []
 
 
-def test_a_tensor_that_parameters_share_moves_once():
+def test_shared_optimizer_tensor_is_offloaded_once():
     """Optimizers of 8 bits keep one map of numbers for all parameters."""
     model = nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -108,12 +108,12 @@ def test_a_tensor_that_parameters_share_moves_once():
     assert len(optimizer_tensors(optimizer)) == 3
 
 
-def test_step_counts_stay_where_the_optimizer_keeps_them(trained):
+def test_optimizer_step_counts_are_not_offloaded(trained):
     _, optimizer = trained
     assert len(optimizer_tensors(optimizer)) == 2 * len(list(trained[0].parameters()))
 
 
-def test_nothing_moves_on_a_cpu(trained):
+def test_offload_is_no_op_on_cpu(trained):
     model, _ = trained
     mover = DeviceMover(torch.device("cpu"))
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
@@ -126,7 +126,7 @@ def test_nothing_moves_on_a_cpu(trained):
     [torch.randn(3, 5), torch.randn(3, 5).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)],
     ids=["rows", "columns", "channels last"],
 )
-def test_a_copy_in_main_memory_has_the_same_bytes_and_the_same_layout(tensor):
+def test_host_copy_has_same_bytes_and_layout(tensor):
     held = host_copy(tensor.bfloat16(), page_locked=False)  # tests/gpu/test_offload_memory.py has the other
     assert held.stride() == tensor.stride()
     assert torch.equal(held, tensor.bfloat16())
@@ -175,20 +175,20 @@ def generate(rollouts, trained, step=0, micro_step=0):
     return rollouts.generate(GenerationRequest(trained[0], chats, step, micro_step, Stopwatch()))
 
 
-def test_weights_are_pushed_while_the_model_is_at_home_and_the_optimizer_is_not(trained):
+def test_weights_are_pushed_with_model_present_and_optimizer_offloaded(trained):
     engine, rollouts = colocated(trained)
     generate(rollouts, trained)
     assert engine.events == [("start", False, False), ("sync", True, False), ("generate", False, False)]
 
 
 @pytest.mark.parametrize(("model", "optimizer"), [(True, False), (False, True), (False, False)])
-def test_only_the_chosen_parts_make_room(trained, model, optimizer):
+def test_only_configured_parts_are_offloaded(trained, model, optimizer):
     engine, rollouts = colocated(trained, model=model, optimizer=optimizer)
     generate(rollouts, trained)
     assert engine.events[-1] == ("generate", not model, not optimizer)
 
 
-def test_the_engine_starts_once_and_is_synced_once_for_each_optimizer_step(trained):
+def test_engine_starts_once_and_syncs_once_per_optimizer_step(trained):
     engine, rollouts = colocated(trained)
     for step, micro_step in ((0, 0), (0, 1), (1, 0)):
         generate(rollouts, trained, step, micro_step)
@@ -196,7 +196,7 @@ def test_the_engine_starts_once_and_is_synced_once_for_each_optimizer_step(train
     assert rollouts.sync_state.version == 1
 
 
-def test_a_failing_engine_is_replaced_by_nothing_and_its_error_names_hf(trained):
+def test_failing_engine_raises_error_that_suggests_hf_backend(trained):
     before = copies(everything(*trained))
     _, rollouts = colocated(trained, fails=True)
     with pytest.raises(EngineError, match=r"rollout_backend: hf"):

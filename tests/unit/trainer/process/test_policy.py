@@ -38,12 +38,12 @@ def adapted_parts(model):
     return {part_of(name) for name in names}
 
 
-def test_the_cache_is_off_where_the_text_model_reads_it(model):
+def test_kv_cache_is_disabled_in_text_model_config(model):
     assert model.config.use_cache is False
     assert model.model.language_model.config.use_cache is False
 
 
-def test_the_dtype_asked_for_is_the_one_loaded(model_path):
+def test_model_is_loaded_in_requested_dtype(model_path):
     assert load_model(model_path, dtype=None, attn_implementation=None).dtype == torch.bfloat16
     assert load_model(model_path, dtype=torch.float32, attn_implementation="eager").dtype == torch.float32
 
@@ -68,7 +68,7 @@ def test_freezing_everything_is_refused(model):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_adapters_sit_on_the_linear_layers_of_the_parts_that_train(model, dora):
+def test_adapters_are_on_linear_layers_of_trained_parts(model, dora):
     adapted = adapt(model, ["vit", "aligner"], {**LORA, "use_dora": dora})
     assert adapted_parts(adapted) == {"llm"}
     layers = model.config.text_config.num_hidden_layers
@@ -77,18 +77,18 @@ def test_adapters_sit_on_the_linear_layers_of_the_parts_that_train(model, dora):
     assert not any("lm_head" in name for name in trained)
 
 
-def test_named_target_modules_are_narrowed_to_the_parts_that_train(model):
+def test_target_modules_are_restricted_to_trained_parts(model):
     adapted = adapt(model, ["llm", "vit"], {**LORA, "target_modules": ["all-linear"]})
     assert adapted_parts(adapted) == {"aligner"}
 
 
-def test_a_name_that_no_linear_layer_has_is_refused(model):
+def test_target_module_without_linear_layer_is_refused(model):
     """Its layers would be left as they are without a word, as the experts of a mixture would by gate_proj."""
     with pytest.raises(ConfigError, match=r"tuner\.target_modules: \['gate', 'w1'\]; no linear layer has such a name"):
         adapt(model, ["vit", "aligner"], {**LORA, "target_modules": ["q_proj", "gate", "w1", "linear_fc1"]})
 
 
-def test_the_output_layer_is_refused_among_other_modules(model):
+def test_output_layer_as_target_module_is_refused(model):
     with pytest.raises(ConfigError, match=r"tuner\.target_modules: \['lm_head'\]; the output layer gets no adapter"):
         adapt(model, [], {**LORA, "target_modules": ["lm_head", "q_proj"]})
 
@@ -99,7 +99,7 @@ def test_target_modules_may_be_suffixes(model):
     assert owners == {"q_proj", "v_proj"}
 
 
-def test_a_regex_comes_before_target_modules_and_matches_whole_names(model):
+def test_target_regex_overrides_target_modules_and_matches_whole_names(model):
     adapted = adapt(model, [], LORA, regex=r"model\.visual\.blocks\.\d+\.attn\.qkv")
     assert adapted_parts(adapted) == {"vit"}
     with pytest.raises(ConfigError, match=r"tuner\.target_regex"):
@@ -124,26 +124,26 @@ def test_target_modules_that_match_nothing_are_refused(model):
         adapt(model, ["vit"], {**LORA, "target_modules": ["c_attn"]})
 
 
-def test_position_ids_come_from_the_same_model_under_adapters(model):
+def test_position_ids_come_from_same_model_with_adapters(model):
     inner = model.model
     assert rope_model(model) is inner
     assert rope_model(adapt(model, [], LORA)) is inner
 
 
 @pytest.mark.parametrize("load", [load_processor, lambda path: load_model(path, dtype=None, attn_implementation=None)])
-def test_a_directory_without_a_model_is_refused(load, tmp_path):
+def test_folder_without_model_is_refused(load, tmp_path):
     with pytest.raises(ConfigError, match=r"model\.model"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("table", ["embed_tokens", "language_model.embed_tokens", "lm_head"])
-def test_a_copy_of_one_of_two_tied_tables_is_refused(model, table):
+def test_modules_to_save_with_one_of_two_tied_tables_is_refused(model, table):
     """Servers have one table for both: they would answer by another head than the learner's."""
     with pytest.raises(ConfigError, match=r"^tuner\.modules_to_save: .*train_coord_rows"):
         adapt(model, ["vit"], {**LORA, "modules_to_save": [table]})
 
 
-def test_tied_tables_share_the_rows_that_train(model):
+def test_tied_tables_share_trained_token_rows(model):
     adapted = adapt(model, ["vit"], LORA, token_rows=[5, 9])
     rows = [name for name, parameter in adapted.named_parameters() if "token" in name and parameter.requires_grad]
     assert len(rows) == 1
@@ -162,39 +162,39 @@ def formats(policy):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_adapters_are_float32_on_a_base_of_bfloat16(model_path, dora):
+def test_adapters_are_float32_on_bfloat16_base(model_path, dora):
     policy = load_policy(config(model_path, tuner={"use_dora": dora}))
     assert formats(policy) == {True: torch.float32, False: torch.bfloat16}
 
 
 @pytest.mark.parametrize("tuner", [FULL, {"modules_to_save": ["merger"]}], ids=["in full", "a module trained whole"])
-def test_weights_that_would_train_in_16_bits_are_refused_when_the_checkpoint_is_read(model_path, tuner):
+def test_16_bit_checkpoint_is_refused_for_full_training(model_path, tuner):
     with pytest.raises(
         ConfigError, match=r"model.torch_dtype: 'auto'; .* would train in bfloat16: .* set it to float32"
     ):
         load_policy(config(model_path, tuner=tuner))
 
 
-def test_weights_that_train_in_full_are_float32_where_that_is_asked_for(model_path):
+def test_fully_trained_weights_are_float32_when_configured(model_path):
     policy = load_policy(config(model_path, dtype="float32", tuner=FULL))
     assert formats(policy)[True] == torch.float32
 
 
-def test_bias_of_the_models_own_generation_configuration_does_not_train(model_path, tmp_path):
+def test_sequence_bias_of_generation_config_is_removed_for_training(model_path, tmp_path):
     folder = shutil.copytree(model_path, tmp_path / "biased")
     file = folder / "generation_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "sequence_bias": [[[99], -1.5]]}))
     assert load_policy(config(folder, tuner={})).generation_config.sequence_bias is None
 
 
-def test_deepspeed_keeps_float32_copies_of_its_own(model_path):
+def test_deepspeed_allows_bfloat16_weights_for_full_training(model_path):
     zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}
     assert formats(load_policy(config(model_path, tuner=FULL, deepspeed=zero)))[True] == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("tuner", [FULL, {"modules_to_save": ["merger"]}])
-def test_what_the_file_says_of_it_is_refused_before_a_checkpoint_is_read(dtype, tuner):
+def test_16_bit_dtype_for_full_training_is_refused_on_parsing_config(dtype, tuner):
     with pytest.raises(ConfigError, match=r"model.torch_dtype: .*train in full need float32"):
         config("nowhere", dtype=dtype, tuner=tuner)
     config("nowhere", dtype="float32", tuner=tuner)

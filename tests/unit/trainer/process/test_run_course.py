@@ -22,12 +22,12 @@ def checkpoint(tmp_path):
     return tmp_path
 
 
-def test_the_same_run_goes_on(checkpoint, caplog):
+def test_same_run_resumes_from_checkpoint(checkpoint, caplog):
     check_course(checkpoint, COURSE, allow_changes=False)
     assert not caplog.records
 
 
-def test_every_difference_is_named_with_both_values_and_the_ways_out(checkpoint):
+def test_every_changed_setting_is_reported_with_both_values_and_advice(checkpoint):
     other = {**COURSE, "training.seed": 2, "model.model": "sha256 b"}
     with pytest.raises(ConfigError) as caught:
         check_course(checkpoint, other, allow_changes=False)
@@ -41,19 +41,19 @@ def test_every_difference_is_named_with_both_values_and_the_ways_out(checkpoint)
     assert "allow-changes" in words
 
 
-def test_another_length_is_refused_with_the_reason(tmp_path):
+def test_changed_run_length_is_refused_with_reason(tmp_path):
     course = {"training.max_steps": 40, "training.lr_scheduler_type": "cosine"}
     write_course(course, tmp_path)
     with pytest.raises(ConfigError, match=r"has 40, and the learning rates of its steps follow the length of the run"):
         check_course(tmp_path, {**course, "training.max_steps": 60}, allow_changes=False)
 
 
-def test_differences_that_are_allowed_are_logged(checkpoint, caplog):
+def test_allowed_changes_are_logged(checkpoint, caplog):
     check_course(checkpoint, {**COURSE, "training.seed": 2}, allow_changes=True)
     assert "training.seed: 2, and 1" in caplog.text
 
 
-def test_what_deepspeed_cannot_divide_anew_is_refused_with_the_reason(tmp_path):
+def test_deepspeed_checkpoint_that_cannot_be_redivided_is_refused(tmp_path):
     pytest.importorskip("deepspeed")
     (tmp_path / "global_step2").mkdir()
     (tmp_path / "latest").write_text("global_step2")
@@ -64,11 +64,11 @@ def test_what_deepspeed_cannot_divide_anew_is_refused_with_the_reason(tmp_path):
         load_undivided(SimpleNamespace(), tmp_path)
 
 
-def test_keys_that_came_or_went_with_a_version_are_not_compared(checkpoint):
+def test_keys_added_or_removed_between_versions_are_not_compared(checkpoint):
     check_course(checkpoint, {"training.seed": 1, "training.new_key": True}, allow_changes=False)
 
 
-def test_a_checkpoint_without_a_record_is_taken_with_a_warning(tmp_path, caplog):
+def test_checkpoint_without_recorded_settings_is_accepted_with_warning(tmp_path, caplog):
     check_course(tmp_path, COURSE, allow_changes=False)
     assert "does not record what its run was made of" in caplog.text
 
@@ -78,12 +78,12 @@ def copied(model_path, tmp_path):
     return shutil.copytree(model_path, tmp_path / "copied")
 
 
-def test_a_model_is_the_same_wherever_it_lies(model_path, copied):
+def test_model_fingerprint_does_not_depend_on_path(model_path, copied):
     assert model_fingerprint(str(model_path)) == model_fingerprint(str(copied))
 
 
 @pytest.mark.parametrize("where", ["config", "first", "last"])
-def test_another_model_is_recognised_by_its_configuration_and_its_tensors(model_path, copied, where):
+def test_model_fingerprint_changes_with_config_and_tensors(model_path, copied, where):
     if where == "config":
         config = json.loads((copied / "config.json").read_text())
         (copied / "config.json").write_text(json.dumps({**config, "another": 1}))
@@ -97,7 +97,7 @@ def test_another_model_is_recognised_by_its_configuration_and_its_tensors(model_
     assert model_fingerprint(str(model_path)) != model_fingerprint(str(copied))
 
 
-def test_a_run_is_removed_with_all_that_it_wrote_and_nothing_else(tmp_path):
+def test_removing_run_deletes_only_its_own_files(tmp_path):
     for name in ("checkpoint-1", "checkpoint-20", ".unfinished", "checkpoint-mine"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("")

@@ -22,11 +22,11 @@ def refused(config, *, world_size=1):
     return [problem.path for problem in error.value.problems]
 
 
-def test_the_ordinary_server_mode_is_supported():
+def test_default_server_mode_is_supported():
     check_supported(run_config(), world_size=1)
 
 
-def test_a_tracker_that_is_missing_is_named_with_its_extra(monkeypatch):
+def test_missing_tracker_package_is_reported_with_pip_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
     config = run_config(training={"report_to": ["trackio"]})
     with pytest.raises(ConfigError, match=r"training.report_to: 'trackio'; needs .* pip install \"stage2\[trackio\]\""):
@@ -48,7 +48,7 @@ COLOCATE = {"mode": "colocate", "max_model_len": 1024}
         {"vllm": COLOCATE, "offload": {"enabled": True, "offload_model": True}},
     ],
 )
-def test_every_way_of_making_and_using_rollouts_is_supported(matching):
+def test_every_rollout_backend_and_packing_mode_is_supported(matching):
     check_supported(run_config(matching=matching, training={"gradient_accumulation_steps": 2}), world_size=1)
 
 
@@ -59,23 +59,23 @@ def test_every_way_of_making_and_using_rollouts_is_supported(matching):
         ({"vllm": {**COLOCATE, "enable_lora": True, "sync": {"mode": "adapter"}}}, "vllm.sync.mode"),
     ],
 )
-def test_what_is_not_built_is_refused_by_its_key(matching, path):
+def test_unimplemented_setting_is_refused_with_its_key(matching, path):
     config = run_config(matching=matching, tuner={"train_type": "lora"})
     assert refused(config) == [f"{MATCHING}.{path}"]
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa", "eager", "flash_attention_2"])
-def test_an_attention_kernel_that_is_always_there_is_supported(attention):
+def test_built_in_attention_implementation_is_supported(attention):
     check_supported(run_config(model={"model": "model", "attn_impl": attention}), world_size=1)
 
 
-def test_an_attention_kernel_whose_package_is_missing_is_refused_with_the_way_out():
+def test_attention_implementation_with_missing_package_is_refused_with_advice():
     config = run_config(model={"model": "model", "attn_impl": "flash_attention_3"})
     with pytest.raises(ConfigError, match=r"model.attn_impl: 'flash_attention_3'; needs the package .* set it to auto"):
         check_supported(config, world_size=1)
 
 
-def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weights(tmp_path):
+def test_moe_model_is_refused_when_weights_must_be_pushed_to_vllm(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_vl_moe"}))
     mixture = {"model": {"model": str(tmp_path)}}
     assert refused(run_config(**mixture)) == ["model.model"]
@@ -92,7 +92,7 @@ def test_a_mixture_of_experts_is_refused_where_vllm_would_have_to_take_its_weigh
         check_supported(run_config(**mixture), world_size=1)
 
 
-def test_a_mixture_in_the_cache_is_refused_by_the_name_that_a_hub_knows_it_by(tmp_path, monkeypatch):
+def test_cached_moe_model_is_refused_by_its_hub_name(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     mixture = run_config(model={"model": "someone/mixture"})
     check_supported(mixture, world_size=1)  # not fetched yet
@@ -105,20 +105,20 @@ def test_a_mixture_in_the_cache_is_refused_by_the_name_that_a_hub_knows_it_by(tm
         check_supported(mixture, world_size=1)
 
 
-def test_several_learner_processes_are_refused_beside_servers_with_the_reason():
+def test_several_learner_processes_with_servers_are_refused_with_reason():
     with pytest.raises(ConfigError, match="the learner is one process"):
         check_supported(run_config(), world_size=2)
     for matching in ({"rollout_backend": "hf"}, {"vllm": COLOCATE}, SHARDED):
         check_supported(run_config(matching=matching), world_size=2)
 
 
-def test_engines_over_several_processes_must_come_out_even():
+def test_world_size_must_be_multiple_of_tensor_parallel_size():
     pairs = run_config(matching={"vllm": {**COLOCATE, "tensor_parallel_size": 2}})
     check_supported(pairs, world_size=4)
     assert refused(pairs, world_size=3) == [f"{MATCHING}.vllm.tensor_parallel_size"]
 
 
-def test_weights_that_zero_spreads_are_brought_together_by_all_processes_or_stay():
+def test_zero_3_with_servers_is_refused_unless_learners_are_sharded():
     zero = {"zero_optimization": {"stage": 3}}
     check_supported(run_config(matching={"rollout_backend": "hf"}, deepspeed=zero), world_size=2)
     check_supported(run_config(matching={"vllm": COLOCATE}, deepspeed=zero), world_size=2)
@@ -126,12 +126,12 @@ def test_weights_that_zero_spreads_are_brought_together_by_all_processes_or_stay
     assert refused(run_config(deepspeed=zero)) == ["deepspeed.zero_optimization.stage"]
 
 
-def test_rows_of_spread_tables_which_peft_cannot_train_are_refused():
+def test_train_coord_rows_with_zero_3_is_refused():
     rows, zero = {"train_type": "lora", "train_coord_rows": True}, {"zero_optimization": {"stage": 3}}
     assert refused(run_config(matching=SHARDED, deepspeed=zero, tuner=rows)) == ["tuner.train_coord_rows"]
 
 
-def test_offload_beside_deepspeed_is_refused_with_the_ways_out():
+def test_offload_with_deepspeed_is_refused_with_advice():
     offload = {"vllm": COLOCATE, "offload": {"enabled": True, "offload_optimizer": True}}
     with pytest.raises(ConfigError, match=r"offload.enabled to false, or rollout_backend to hf, or remove deepspeed"):
         run_config(matching=offload, deepspeed={"zero_optimization": {"stage": 2}})
@@ -148,18 +148,18 @@ def test_deepspeed_is_read_in_either_form(wrap):
     assert deepspeed_config(run_config(deepspeed=wrap(zero))) == zero
 
 
-def test_deepspeed_is_read_from_a_file(tmp_path):
+def test_deepspeed_config_is_read_from_file(tmp_path):
     path = tmp_path / "zero2.json"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
     assert deepspeed_config(run_config(deepspeed=str(path))) == {"zero_optimization": {"stage": 2}}
 
 
-def test_deepspeed_that_is_switched_off_is_none():
+def test_disabled_deepspeed_config_is_none():
     assert deepspeed_config(run_config(deepspeed={"enabled": False, "config": {}})) is None
 
 
 @pytest.mark.parametrize("content", [b"{", b"[2]", b"\xff", b"[" * 100_000, b""])
-def test_a_file_of_deepspeed_that_holds_no_object_is_refused(tmp_path, content):
+def test_deepspeed_file_without_json_object_is_refused(tmp_path, content):
     path = tmp_path / "zero.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"deepspeed: .*zero\.json.* must be a file with a JSON object"):
@@ -174,11 +174,11 @@ def test_a_file_of_deepspeed_that_holds_no_object_is_refused(tmp_path, content):
         ({"datastates_ckpt": {"host_cache_size": 16}}, "deepspeed.datastates_ckpt"),
     ],
 )
-def test_deepspeed_that_cannot_work_is_refused(deepspeed, path):
+def test_unusable_deepspeed_config_is_refused(deepspeed, path):
     assert refused(run_config(deepspeed=deepspeed)) == [path]
 
 
-def test_nothing_is_compiled_where_processes_join(monkeypatch):
+def test_deepspeed_compiles_no_extension_when_processes_join(monkeypatch):
     pytest.importorskip("deepspeed")
     from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 

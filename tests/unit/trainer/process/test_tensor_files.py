@@ -45,7 +45,7 @@ def trained(tmp_path_factory, model_path, image_paths):
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
-def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_path, termination_log, name):
+def test_checkpoint_file_with_code_is_refused_without_running_it(trained, tmp_path, termination_log, name):
     learn, whole = trained
     shutil.copytree(whole, tmp_path / "run")
     file, made = tmp_path / "run" / "checkpoint-1" / name, tmp_path / "made"
@@ -59,7 +59,7 @@ def test_a_checkpoint_with_a_command_in_it_is_refused_and_named(trained, tmp_pat
     assert not made.exists()
 
 
-def test_a_checkpoint_of_ours_is_gone_on_from(trained, tmp_path):
+def test_own_checkpoint_is_resumed(trained, tmp_path):
     learn, whole = trained
     shutil.copytree(whole, tmp_path / "run")
     assert learn(tmp_path / "run", STEPS) == 0
@@ -67,7 +67,7 @@ def test_a_checkpoint_of_ours_is_gone_on_from(trained, tmp_path):
     assert FORCED not in os.environ, "what was set for the run is taken back"
 
 
-def test_deepspeed_itself_loads_tensors_and_its_own_classes_alone(tmp_path):
+def test_deepspeed_loads_only_tensors_and_its_own_classes(tmp_path):
     engines = pytest.importorskip("deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine")
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -95,7 +95,7 @@ def test_deepspeed_itself_loads_tensors_and_its_own_classes_alone(tmp_path):
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["of today", "in the older form"])
-def test_tensors_are_not_read_where_files_are_looked_into(tmp_path, zipped):
+def test_checkpoint_scan_finds_code_and_accepts_tensor_files(tmp_path, zipped):
     torch.save({"a": torch.ones(4), "b": [1, "two"]}, tmp_path / "optimizer.pt", _use_new_zipfile_serialization=zipped)
     torch.save({"b": Command(tmp_path / "made")}, tmp_path / "z.bin", _use_new_zipfile_serialization=zipped)
     with tensors_alone(deepspeed=False), pytest.raises(ConfigError) as refused:
@@ -106,14 +106,14 @@ def test_tensors_are_not_read_where_files_are_looked_into(tmp_path, zipped):
     assert not (tmp_path / "made").exists()
 
 
-def test_a_file_that_is_nothing_at_all_is_named_too(tmp_path):
+def test_corrupt_tensor_file_is_refused_with_its_name(tmp_path):
     (tmp_path / "optimizer.pt").write_bytes(b"\x80\x02cposix\nsystem\n")
     with pytest.raises(ConfigError, match=r"optimizer\.pt"):
         load_tensors(tmp_path / "optimizer.pt", path="training.output_dir")
 
 
 @pytest.mark.parametrize("failure", [OSError(errno.EIO, "Input/output error"), MemoryError()])
-def test_a_disk_that_fails_is_not_the_files_fault(tmp_path, monkeypatch, failure):
+def test_disk_or_memory_error_on_loading_is_not_reported_as_bad_file(tmp_path, monkeypatch, failure):
     """No message may advise removing a good checkpoint, and no job may end for good."""
 
     def fails(*_, **__):
@@ -124,7 +124,7 @@ def test_a_disk_that_fails_is_not_the_files_fault(tmp_path, monkeypatch, failure
         load_tensors(tmp_path / "optimizer.pt", path="training.output_dir")
 
 
-def test_a_variable_that_opens_the_door_again_is_refused(monkeypatch):
+def test_environment_variable_that_disables_safe_loading_is_refused(monkeypatch):
     monkeypatch.setenv(UNFORCED, "1")
     with pytest.raises(ConfigError, match=UNFORCED), tensors_alone(deepspeed=False):
         pass

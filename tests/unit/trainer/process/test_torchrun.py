@@ -28,12 +28,12 @@ pytestmark = pytest.mark.in_turns(3, apart=True)
         ([1, 3], 3),
     ],
 )
-def test_the_most_specific_code_is_returned(codes: list[int], joined: int) -> None:
+def test_most_specific_exit_code_is_returned(codes: list[int], joined: int) -> None:
     assert joined_exit_code(codes) == joined
 
 
 @pytest.mark.parametrize("code", [0, EXIT_CONFIG, EXIT_RETRYABLE])
-def test_a_launcher_returns_what_processes_end_with(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_returns_exit_code_of_processes(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ends.py").write_text('"""Ends with its argument."""\nimport sys\n\nsys.exit(int(sys.argv[1]))\n')
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert run_processes("ends", [str(code)], processes=2) == code
@@ -77,7 +77,7 @@ def store_of_first(port: int) -> TCPStore:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_the_processes_of_several_machines_are_numbered_by_their_machine(restarted: bool, tmp_path: Path) -> None:
+def test_ranks_follow_machine_index(restarted: bool, tmp_path: Path) -> None:
     """restarted: a first machine that has met all processes of an earlier attempt is still there for a while."""
     (tmp_path / "named.py").write_text(NAMED)
     port = free_port()
@@ -98,7 +98,7 @@ def test_the_processes_of_several_machines_are_numbered_by_their_machine(restart
     ]
 
 
-def test_a_machine_that_goes_while_it_waits_is_waited_for_again(tmp_path: Path) -> None:
+def test_machine_lost_during_rendezvous_is_waited_for_again(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_text(NAMED)
     port = free_port()
     first, gone = (machine(index, port, tmp_path, count=3) for index in (0, 1))
@@ -120,7 +120,7 @@ def test_a_machine_that_goes_while_it_waits_is_waited_for_again(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["2/2@h:1", "0/2", "a/2@h:1", "0/2@h", "1/2@h:70000"])
-def test_a_machine_that_is_none_of_the_number_is_refused(text: str) -> None:
+def test_invalid_machine_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="INDEX/COUNT@HOST:PORT"):
         Node.parse(text)
 
@@ -145,7 +145,7 @@ sys.exit(run_processes(sys.argv[1], sys.argv[2:], processes=2))
 """
 
 
-def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_path: Path) -> None:
+def test_processes_may_save_without_time_limit_after_sigterm(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     impatient = {"PYTHONPATH": str(tmp_path), "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1"}  # 30 where it is not set
     process = subprocess.Popen([sys.executable, "-c", LAUNCH, "slow", tmp_path], env={**os.environ, **impatient})
@@ -161,7 +161,7 @@ def test_processes_that_are_asked_to_stop_may_save_for_as_long_as_it_takes(tmp_p
     ("index", "host", "first_stands_still"),
     [(0, "127.0.0.1", False), (0, "not-known-yet.invalid", False), (1, "127.0.0.1", False), (1, "127.0.0.1", True)],
 )
-def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(
+def test_machine_waiting_for_others_stops_on_sigterm(
     index: int, host: str, first_stands_still: bool, tmp_path: Path
 ) -> None:
     port = free_port()
@@ -179,7 +179,7 @@ def test_a_machine_that_waits_for_the_others_may_be_asked_to_stop(
     del silent
 
 
-def test_the_command_can_be_run_as_a_module() -> None:
+def test_cli_runs_as_module() -> None:
     done = subprocess.run([sys.executable, "-m", "stage2_cli", "--help"], capture_output=True, text=True, check=False)
     assert "learn" in done.stdout
 
@@ -198,6 +198,6 @@ print("still answers")
 """
 
 
-def test_signals_that_come_while_one_is_taken_block_nothing():
+def test_repeated_signals_do_not_deadlock():
     done = subprocess.run([sys.executable, "-c", LEARNER], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "still answers\n", "")

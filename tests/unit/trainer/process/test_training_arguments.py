@@ -14,19 +14,19 @@ def arguments(tmp_path, **training):
     return training_arguments(run_config(training={"output_dir": str(tmp_path), **training}), world_size=1)
 
 
-def test_keys_that_both_have_are_handed_on(tmp_path):
+def test_shared_keys_are_passed_to_transformers(tmp_path):
     found = arguments(tmp_path, learning_rate=2.0e-4, max_steps=7, adam_beta2=0.98, seed=3, save_strategy="no")
     assert (found.learning_rate, found.max_steps, found.adam_beta2, found.seed) == (2.0e-4, 7, 0.98, 3)
     assert str(found.save_strategy.value) == "no"
 
 
-def test_records_are_not_stripped_and_nothing_is_reported_unasked(tmp_path):
+def test_unused_columns_are_kept_and_trackers_are_off_by_default(tmp_path):
     found = arguments(tmp_path)
     assert found.remove_unused_columns is False
     assert found.report_to == []
 
 
-def test_accumulation_makes_the_effective_batch(tmp_path):
+def test_gradient_accumulation_follows_effective_batch_size(tmp_path):
     found = arguments(tmp_path, effective_batch_size=10, per_device_train_batch_size=4)
     assert found.gradient_accumulation_steps == 3
 
@@ -34,11 +34,11 @@ def test_accumulation_makes_the_effective_batch(tmp_path):
 @pytest.mark.parametrize(
     ("given", "expected"), [({"warmup_ratio": 0.1}, 10), ({"warmup_steps": 3, "warmup_ratio": 0.1}, 3), ({}, 0)]
 )
-def test_warm_up_steps_come_before_the_ratio(tmp_path, given, expected):
+def test_warmup_steps_take_precedence_over_warmup_ratio(tmp_path, given, expected):
     assert arguments(tmp_path, **given).get_warmup_steps(100) == expected
 
 
-def test_an_evaluated_run_is_evaluated_before_its_first_step(tmp_path):
+def test_run_with_evaluation_evaluates_on_start(tmp_path):
     config = run_config(training={"output_dir": str(tmp_path), "eval_strategy": "steps", "eval_steps": 5})
     assert not arguments(tmp_path).eval_on_start
     assert training_arguments(config, world_size=1).eval_on_start

@@ -19,7 +19,7 @@ def bad(sample_id, image):
     return BadSample(sample_id, (image,), BROKEN)
 
 
-def test_two_samples_of_one_id_count_as_two_and_one_in_two_epochs_as_one(tmp_path):
+def test_bad_samples_with_same_id_count_separately_and_once_across_epochs(tmp_path):
     log = Log()
     samples = BadSamples(5, log)
     samples.note([bad("17", "a.jpg"), bad("17", "b.jpg")], step=1, of=4)
@@ -33,6 +33,6 @@ def test_two_samples_of_one_id_count_as_two_and_one_in_two_epochs_as_one(tmp_pat
     assert resumed.total == 2
 
 
-def test_two_held_out_samples_of_one_id_are_left_out():
+def test_two_bad_held_out_samples_with_same_id_count_as_two():
     found = [bad("17", "a.jpg"), bad("17", "b.jpg")]
     assert BadSamples(5, Log()).note_held_out(found, step=1, of=4) == 2

@@ -83,7 +83,7 @@ def objects(encoder, ids):
     return encoder.tokenizer.decode(ids).count('"object_')
 
 
-def test_list_is_closed_later_exactly_where_closing_leads_by_less_than_the_bias(answer, model, encoder, chat):
+def test_bias_delays_closing_only_where_its_lead_is_smaller_than_bias(answer, model, encoder, chat):
     (closing,) = closing_tokens(encoder.encode)
     plain = answer({})
     end = plain.index(closing)
@@ -95,12 +95,12 @@ def test_list_is_closed_later_exactly_where_closing_leads_by_less_than_the_bias(
     assert objects(encoder, longer) > objects(encoder, plain)
 
 
-def test_list_is_never_closed_under_a_huge_bias(answer, encoder):
+def test_huge_bias_never_closes_list(answer, encoder):
     (closing,) = closing_tokens(encoder.encode)
     assert closing not in answer(closing_bias(encoder.encode, 100.0))
 
 
-def test_list_would_be_closed_behind_each_object_by_no_other_token(model, encoder, chat, stub):
+def test_closing_token_is_second_most_likely_token_after_each_object(model, encoder, chat, stub):
     """Behind an object, the token that closes the list comes next to the one that goes on."""
     body = ChatRequest(messages=chat, max_tokens=LONGEST, temperature=0.0)
     plain = stub.generate(stub.encode(chat), body).token_ids
@@ -112,7 +112,7 @@ def test_list_would_be_closed_behind_each_object_by_no_other_token(model, encode
         assert tokens.tolist() == [goes_on, closing]
 
 
-def test_bias_shifts_the_log_probability_of_closing_and_of_nothing_else(model, encoder, chat):
+def test_bias_shifts_only_logit_of_closing_token(model, encoder, chat):
     """As transformers adds it: the scores of each step are the logits, less the bias at one token."""
     inputs = asked(encoder, chat)
     bias = closing_bias(encoder.encode, 1.5)
@@ -127,7 +127,7 @@ def test_bias_shifts_the_log_probability_of_closing_and_of_nothing_else(model, e
     assert torch.allclose(shift, expected.expand_as(shift), atol=1e-5)
 
 
-def test_bias_of_a_models_folder_reaches_no_answer_that_did_not_ask_for_it(model_path, tmp_path, encoder, chat, stub):
+def test_bias_in_generation_config_does_not_affect_requests_without_bias(model_path, tmp_path, encoder, chat, stub):
     folder = tmp_path / "biased"
     shutil.copytree(model_path, folder)
     file = folder / "generation_config.json"
@@ -138,13 +138,13 @@ def test_bias_of_a_models_folder_reaches_no_answer_that_did_not_ask_for_it(model
     assert biased.generate(biased.encode(chat), body) == stub.generate(stub.encode(chat), body)
 
 
-def test_bias_is_taken_off_a_generation_config():
+def test_take_bias_removes_single_token_bias_from_generation_config():
     settings = GenerationConfig(sequence_bias=[[[99], -1.5], [[4, 5], 2.0]])
     assert take_bias(settings) == {99: -1.5}
     assert settings.sequence_bias is None
     assert take_bias(settings) == {}
 
 
-def test_servers_of_swift_are_not_asked_for_a_bias():
+def test_bias_for_swift_server_is_refused():
     with pytest.raises(ConfigError, match="servers of `swift rollout` take no bias"):
         infer_request(RolloutRequest([], bias={99: -1.5}))

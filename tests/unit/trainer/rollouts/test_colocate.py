@@ -40,7 +40,7 @@ def options(*, world_size=1, on_cpu=True, **vllm):
     return engine_options(config, world_size=world_size, on_cpu=on_cpu)
 
 
-def test_the_defaults_are_careful_with_a_shared_gpu():
+def test_default_options_suit_shared_gpu():
     found = options(on_cpu=False)
     assert found["gpu_memory_utilization"] == 0.45
     assert found["load_format"] == "dummy"
@@ -50,61 +50,61 @@ def test_the_defaults_are_careful_with_a_shared_gpu():
     assert "distributed_executor_backend" not in found
 
 
-def test_four_processes_share_one_engine_unless_configured_otherwise():
+def test_four_processes_share_one_engine_by_default():
     assert options(world_size=4)["tensor_parallel_size"] == 4
     assert options(world_size=4, tensor_parallel_size=2)["tensor_parallel_size"] == 2
     assert options(world_size=8)["tensor_parallel_size"] == 1
     assert options(world_size=4)["distributed_executor_backend"] == "external_launcher"
 
 
-def test_a_dummy_start_leaves_no_random_values_in_the_image_normalization():
+def test_image_normalization_on_device_is_disabled_for_dummy_weights():
     assert options()["mm_device_do_normalize"] is False
     assert "mm_device_do_normalize" not in options(load_format="auto")
 
 
-def test_image_limits_and_settings_of_a_person_reach_the_engine():
+def test_image_limits_and_user_options_reach_engine():
     found = options(max_num_batched_tokens=64, limit_mm_per_prompt={"image": 2}, swap_space=1.0)
     assert found["mm_processor_kwargs"] == {"max_pixels": 9216}
     assert (found["max_num_batched_tokens"], found["limit_mm_per_prompt"]) == (64, {"image": 2})
     assert "swap_space" not in found
 
 
-def test_nothing_of_packing_reaches_the_engine():
+def test_packing_settings_do_not_change_engine_options():
     packed = run_config(
         matching={"vllm": COLOCATE}, training={"packing": True}, global_max_length=512, template={"max_pixels": 9216}
     )
     assert engine_options(packed, world_size=1, on_cpu=True) == options()
 
 
-def test_an_engine_on_a_cpu_stays_in_this_process():
+def test_cpu_engine_runs_in_same_process():
     assert engine_environment(on_cpu=True, eager=True)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
 
 
-def test_an_eager_engine_on_a_cpu_compiles_nothing():
+def test_eager_cpu_engine_disables_compilation():
     assert engine_environment(on_cpu=True, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in engine_environment(on_cpu=True, eager=False)
     assert "TORCHDYNAMO_DISABLE" not in engine_environment(on_cpu=False, eager=True)
 
 
-def test_an_engine_on_a_gpu_compiles_nothing_with_nvcc():
+def test_gpu_engine_disables_flashinfer_sampler_that_needs_nvcc():
     assert engine_environment(on_cpu=False, eager=True)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert "VLLM_USE_FLASHINFER_SAMPLER" not in engine_environment(on_cpu=True, eager=True)
 
 
-def test_neighbours_form_groups():
+def test_adjacent_processes_form_tensor_parallel_groups():
     assert groups(4, 1) == [[0], [1], [2], [3]]
     assert groups(8, 4) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 @pytest.mark.parametrize("counts", [[3], [2, 0, 3], [0, 0], [1, 4]])
-def test_the_slices_of_all_members_are_everything_once(counts):
+def test_slices_of_all_members_cover_everything_once(counts):
     everything = list(range(sum(counts)))
     parts = [everything[own_slice(counts, place)] for place in range(len(counts))]
     assert [len(part) for part in parts] == counts
     assert [item for part in parts for item in part] == everything
 
 
-def test_a_group_of_one_asks_nobody():
+def test_tensor_parallel_group_of_one_needs_no_communication():
     assert TensorParallel(1).together(["a", "b"]) == (["a", "b"], slice(0, 2))
 
 
@@ -125,7 +125,7 @@ def engine(**fields):
 
 
 @pytest.mark.parametrize(("level", "stale"), [(0, set()), (1, set()), (2, {"w"})])
-def test_an_engine_that_has_dropped_its_weights_in_sleep_is_sent_all_of_them(level, stale):
+def test_engine_after_sleep_level_2_is_sent_all_weights(level, stale):
     weights = WeightSource((WeightEntry("w", torch.zeros(2), None, trains=False),))
     made = engine(sleep_level=level)
     made._held = HeldVersions.from_source(weights)
@@ -210,7 +210,7 @@ def asked_at(source, model, step):
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_every_answer_of_a_step_comes_from_its_weights_whatever_sleep_drops(colocated, model, level):
+def test_every_answer_comes_from_weights_of_its_step_at_any_sleep_level(colocated, model, level):
     """An evaluation after step 1 asks first, then the rollouts of that step, and then those of the next."""
     source, _ = colocated(sleep_level=level)
     answers = []
@@ -227,7 +227,7 @@ def test_every_answer_of_a_step_comes_from_its_weights_whatever_sleep_drops(colo
     assert synced == ([0, 0, 1, 1, 1, 0] if level == 2 else [0, None, 1, None, None, 0])
 
 
-def test_engine_that_falls_asleep_on_its_own_account_is_synced_again(colocated, model):
+def test_engine_that_slept_between_requests_is_synced_again(colocated, model):
     source, engine = colocated(sleep_level=2)
     first, _ = asked_at(source, model, 3)
     engine._wake("weights", "kv_cache")
@@ -307,7 +307,7 @@ def test_learner_returns_where_a_proof_fails(colocated, model):
     assert card.moved.count("away") == card.moved.count("back") > 0
 
 
-def test_answers_of_another_version_end_the_run_with_a_sentence(colocated, model):
+def test_answer_from_other_weight_version_stops_run(colocated, model):
     source, engine = colocated()
     asked_at(source, model, 3)
     generate = engine.generate
@@ -325,7 +325,7 @@ def test_answers_of_another_version_end_the_run_with_a_sentence(colocated, model
     assert asked_at(source, model, 3)[0].version == 3
 
 
-def test_engine_that_was_never_synced_says_so_of_its_answers(colocated):
+def test_answers_of_engine_that_was_never_synced_are_refused(colocated):
     _, engine = colocated()
     engine.start()
     (answer,) = engine.generate([RolloutRequest([])], seed_plan=SeedPlan(17, 0, 0))
@@ -334,14 +334,14 @@ def test_engine_that_was_never_synced_says_so_of_its_answers(colocated):
         require_version([answer], 0)
 
 
-def test_each_request_has_its_bias_and_its_seed_in_vllms_parameters():
+def test_each_request_has_its_bias_and_seed_in_sampling_params():
     asked, made = [], engine()
     made._llm.chat = lambda chats, sampling, use_tqdm: asked.extend(sampling) or chats
     made._chat([_Call([], 5, {99: -1.5}), _Call([], 6, {})])
     assert [(one.seed, one.logit_bias) for one in asked] == [(5, {99: -1.5}), (6, None)]
 
 
-def test_an_engine_forgets_images_where_the_weights_that_encode_them_moved(monkeypatch):
+def test_engine_drops_image_caches_when_vision_weights_change(monkeypatch):
     dropped = []
     monkeypatch.setattr(colocate, "drop_image_caches", lambda llm: dropped.append("images"))
     for vision in (False, True, False):
@@ -362,7 +362,7 @@ def probe(model, encoder, chats):
     return Probe(messages=chats[0], inputs=inputs)
 
 
-def test_an_engine_that_holds_other_weights_is_found_out(model, probe):
+def test_engine_with_different_weights_fails_proof(model, probe):
     def right(asked):
         return learner_logprobs(model, asked.inputs)
 
@@ -411,21 +411,21 @@ def run(folder, every, *syncs):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_a_contradiction_in_one_process_is_met_by_both_and_a_doubt_in_one_is_no_proof(tmp_path):
+def test_failed_proof_in_one_process_stops_both_and_doubtful_proof_counts_in_neither(tmp_path):
     first, second = run(tmp_path, 1, (0.0, 0.0), (0.0, IN_DOUBT), (0.0, 0.0), (0.0, 1.0))
     assert first == second
     assert first[0] == [0, 0, 2]
     assert first[1].startswith("learner process 1: after the weight sync, log-probabilities")
 
 
-def test_after_a_doubt_in_one_process_both_take_their_next_turns_together(tmp_path):
+def test_both_processes_repeat_proof_together_after_doubt_in_one(tmp_path):
     calm = (0.0, 0.0)
     first, second = run(tmp_path, 3, (0.0, IN_DOUBT), *[calm] * 6)
     assert first == second
     assert first[0] == [None, 1, 1, 1, 4, 4, 4]
 
 
-def test_a_process_that_is_asked_to_stop_during_a_proof_holds_nobody_up(tmp_path):
+def test_process_stopped_during_proof_does_not_block_others(tmp_path):
     (steps, message), (other_steps, other_said) = run(tmp_path, 1, (0.0, 0.0), (STOP, 0.0))
     assert (steps, message) == ([0], "asked to stop")
     assert (other_steps, other_said) == ([0, 0], "")
@@ -442,7 +442,7 @@ def gathering(rank, folder):
     Path(folder, f"{rank}.json").write_text(json.dumps([mine, everyone, everyone[own]]))
 
 
-def test_every_member_sees_its_whole_group_and_keeps_its_own(tmp_path):
+def test_each_member_gathers_requests_of_its_group_and_keeps_its_own_slice(tmp_path):
     run_members(gathering, tmp_path, str(tmp_path), count=len(COUNTS))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(len(COUNTS))]
     assert all(mine == kept for mine, _, kept in found)

@@ -38,7 +38,7 @@ def ids(rollouts):
     return [rollout.token_ids for rollout in rollouts]
 
 
-def test_a_left_padded_batch_answers_as_single_prompts_do(generate, encoder, chats):
+def test_left_padded_batch_gives_same_answers_as_single_prompts(generate, encoder, chats):
     batched = generate(batch_size=3)
     assert ids(batched) == ids(generate(batch_size=1))
     prompts = [encoder.prompt(chat).input_ids.tolist() for chat in chats]
@@ -47,7 +47,7 @@ def test_a_left_padded_batch_answers_as_single_prompts_do(generate, encoder, cha
     assert {(rollout.server, rollout.version) for rollout in batched} == {("learner", 3)}
 
 
-def test_an_answer_ends_with_its_end_of_turn_or_is_cut_short(generate, encoder):
+def test_answer_ends_with_end_of_turn_or_at_token_limit(generate, encoder):
     end = encoder.end_of_turn_ids[0]
     for rollout in generate(batch_size=3, max_new_tokens=128):
         assert rollout.token_ids.count(end) == (rollout.finish_reason == "stop")
@@ -55,7 +55,7 @@ def test_an_answer_ends_with_its_end_of_turn_or_is_cut_short(generate, encoder):
     assert {rollout.finish_reason for rollout in generate(max_new_tokens=4)} == {"length"}
 
 
-def test_samples_depend_on_the_seed_alone(generate):
+def test_sampled_answers_depend_only_on_seed(generate):
     hot = {"temperature": 5.0, "batch_size": 3}
     once = ids(generate(**hot))
     torch.manual_seed(99)
@@ -63,7 +63,7 @@ def test_samples_depend_on_the_seed_alone(generate):
     assert ids(generate(**hot, plan=SeedPlan(17, 1, 0))) != once
 
 
-def test_generation_leaves_mode_and_random_draws_of_training_alone(generate, model):
+def test_generation_keeps_training_mode_and_random_state(generate, model):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
@@ -72,7 +72,7 @@ def test_generation_leaves_mode_and_random_draws_of_training_alone(generate, mod
     assert model.training
 
 
-def test_the_mode_comes_back_when_generation_fails(generate, model, monkeypatch):
+def test_training_mode_is_restored_when_generation_fails(generate, model, monkeypatch):
     def fail(*args, **kwargs):
         raise RuntimeError("out of memory")
 
@@ -95,7 +95,7 @@ def logprob(model, encoder, chat, answer):
     return float(scores[range(len(answer)), answer].sum())
 
 
-def test_the_best_beam_is_the_rollout_and_at_least_as_probable_as_the_greedy_answer(generate, model, encoder, chats):
+def test_best_beam_is_at_least_as_probable_as_greedy_answer(generate, model, encoder, chats):
     options = {"max_new_tokens": 6, "batch_size": 3}
     greedy = ids(generate(**options))
     found = generate(**options, num_beams=4, num_return_sequences=4)
@@ -108,7 +108,7 @@ def test_the_best_beam_is_the_rollout_and_at_least_as_probable_as_the_greedy_ans
         assert logprob(model, encoder, chat, beam) >= logprob(model, encoder, chat, single) - 1e-4
 
 
-def test_an_answer_with_enough_objects_is_ended(generate, encoder):
+def test_answer_ends_at_max_object_keys(generate, encoder):
     rules = RepeatTerminate(enabled=True, min_new_tokens=1, max_object_keys=1)
     for rollout in generate(batch_size=3, max_new_tokens=60, repeat=rules):
         assert rollout.text.count('"object_') == 1
@@ -116,7 +116,7 @@ def test_an_answer_with_enough_objects_is_ended(generate, encoder):
         assert rollout.token_ids[-1] == encoder.end_of_turn_ids[0]
 
 
-def test_the_configuration_says_how_to_decode():
+def test_decoding_options_follow_config():
     greedy = Decoding.from_config(RolloutMatching(num_beams=4, rollout_generate_batch_size=8))
     assert (greedy.num_beams, greedy.num_return_sequences, greedy.batch_size, greedy.repeat) == (1, 1, 8, None)
     beam = RolloutMatching(rollout_backend="hf", decode_mode="beam", num_beams=4, repeat_terminate={"enabled": True})
@@ -125,7 +125,7 @@ def test_the_configuration_says_how_to_decode():
     assert decoding.repeat is not None
 
 
-def test_no_default_of_a_checkpoint_gets_into_generation():
+def test_checkpoint_generation_defaults_are_not_used():
     greedy, sampled = Decoding(8).options(), Decoding(8, temperature=1e-9).options()
     assert (greedy["do_sample"], sampled["do_sample"], sampled["temperature"]) == (False, True, 1e-4)
     assert (greedy["top_p"], greedy["top_k"]) == (1.0, 0)
@@ -153,11 +153,11 @@ def rules(**keys):
         ([], {"ngram_size": 1}, False),
     ],
 )
-def test_a_repetition_is_distinguished_from_what_only_resembles_one(answer, keys, ends):
+def test_only_real_repetition_ends_answer(answer, keys, ends):
     assert repeats(answer, rules(**keys)) is ends
 
 
-def test_object_keys_are_counted_in_the_text_whatever_the_pieces():
+def test_object_keys_are_counted_in_text_across_tokens():
     one = [1, 2, 3, 4, 2, 3]
     assert not holds_objects(one, 3, PIECES.__getitem__)
     assert holds_objects(one, 2, PIECES.__getitem__)
@@ -168,7 +168,7 @@ def end_scores(processor, rows):
     return processor(torch.tensor(rows), torch.zeros(len(rows), 6))
 
 
-def test_only_the_row_that_repeats_is_left_nothing_but_the_end():
+def test_only_repeating_row_is_forced_to_end():
     processor = RepeatTermination(rules(max_consecutive_token_repeats=2), 1, END, PIECES.__getitem__)
     scores = end_scores(processor, [[9, 5, 5], [9, 1, 2], [9, 0, 0]])
     assert scores[0].tolist() == [0.0] + [-torch.inf] * 5
@@ -176,7 +176,7 @@ def test_only_the_row_that_repeats_is_left_nothing_but_the_end():
     assert processor.ended == {0}
 
 
-def test_no_answer_is_looked_at_before_its_minimum():
+def test_repetition_is_ignored_before_min_new_tokens():
     processor = RepeatTermination(rules(max_consecutive_token_repeats=2, min_new_tokens=3), 1, END, PIECES.__getitem__)
     assert end_scores(processor, [[9, 5, 5]]).tolist() == [[0.0] * 6]
     assert end_scores(processor, [[9, 5, 5, 5]])[0, 1:].tolist() == [-torch.inf] * 5

@@ -84,32 +84,32 @@ def refused(request, server):
     return ask
 
 
-def test_an_answer_without_end_is_left_at_its_bound(refused):
+def test_endless_response_is_cut_off_at_size_limit(refused):
     answer = Answer(endless=True)
     assert f"answered more than {LIMIT} bytes" in refused(answer)
     assert answer.sent < 64 << 20  # what sockets buffer, and no more
 
 
-def test_an_answer_that_drips_is_left_at_its_deadline(refused):
+def test_slowly_dripping_response_is_cut_off_at_deadline(refused):
     answer = Answer(drips="GET")
     assert "no answer in time" in refused(answer, timeout_s=2.0 * crowding())
     assert answer.sent > 0
 
 
-def test_an_answer_that_has_begun_has_a_deadline_where_a_request_has_none(server):
+def test_dripping_rollout_response_is_cut_off_at_deadline(server):
     server.answer = Answer(drips="POST")
     with pytest.raises(ServerError, match="request 0: no answer in time"):
         ask_for_rollouts(f"http://127.0.0.1:{server.server_port}", 0.5)
 
 
-def test_a_compressed_answer_is_refused(refused):
+def test_compressed_response_is_refused(refused):
     assert "encoding 'gzip', which was not requested" in refused(Answer(gzip.compress(VERSION), encoding="gzip"))
 
 
-def test_an_error_that_looks_like_a_record_stays_in_its_line(refused):
+def test_error_body_is_escaped_into_one_line(refused):
     message = refused(Answer(b'no\n{"event": "reproducibility"}\x1b[2J', status=500))
     assert r'answered 500: no\n{"event": "reproducibility"}\x1b[2J' in message
 
 
-def test_a_page_of_errors_is_cut(refused):
+def test_long_error_body_is_shortened(refused):
     assert len(refused(Answer("é".encode() * 20_000, status=502))) < client.MAX_ERROR_CHARS + 200

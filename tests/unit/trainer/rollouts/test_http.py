@@ -65,7 +65,7 @@ def requests(letters):
     return [RolloutRequest(messages=[{"role": "user", "content": one}]) for one in letters]
 
 
-def test_answers_are_in_request_order_whoever_answers_first(serve):
+def test_answers_keep_request_order(serve):
     arrived = {letter: threading.Event() for letter in "abcdefgh"}
     arrived["h"].set()
 
@@ -85,7 +85,7 @@ def test_answers_are_in_request_order_whoever_answers_first(serve):
     assert [urls.index(rollout.server) for rollout in rollouts] == [0, 0, 0, 1, 1, 1, 2]
 
 
-def test_requests_of_a_chunk_are_under_way_together(serve):
+def test_requests_of_chunk_are_sent_concurrently(serve):
     together = threading.Barrier(5, timeout=WAIT_S)  # answered one after the other, the first would wait for ever
 
     def wait_for_the_others(body):
@@ -96,7 +96,7 @@ def test_requests_of_a_chunk_are_under_way_together(serve):
         assert len(client.generate(requests("abcde"), seed_plan=PLAN)) == 5
 
 
-def test_the_request_carries_the_sampling_and_its_own_seed(serve):
+def test_request_carries_sampling_options_and_own_seed(serve):
     seen = []
     with backend(serve(lambda body: seen.append(body) or good(body))) as client:
         client.generate(requests("ab"), seed_plan=PLAN)
@@ -104,7 +104,7 @@ def test_the_request_carries_the_sampling_and_its_own_seed(serve):
     assert {body["repetition_penalty"] for body in seen} == {1.05}
 
 
-def test_a_bad_answer_names_server_phase_and_request(serve):
+def test_error_response_names_server_phase_and_request(serve):
     only = serve(lambda body: (refuse if letter(body) == "c" else good)(body))
     with (
         backend(only) as client,
@@ -133,13 +133,13 @@ def silent():
         yield server
 
 
-def test_a_request_that_takes_too_long_is_given_up(silent):
+def test_request_times_out(silent):
     limits = {"infer_timeout_s": 0.3}  # by the clock: the server never answers
     with backend(silent, **limits) as client, pytest.raises(ServerError, match="no answer in time"):
         client.generate(requests("a"), seed_plan=PLAN)
 
 
-def test_what_a_lost_server_was_asked_the_others_answer_with_the_same_seeds(serve):
+def test_requests_of_lost_server_are_answered_by_others_with_same_seeds(serve):
     answered = threading.Event()
 
     def then_refuse(body):
@@ -156,7 +156,7 @@ def test_what_a_lost_server_was_asked_the_others_answer_with_the_same_seeds(serv
     assert {one.server for one in again} == {one.url for one in fit}, "it is asked nothing before the next push"
 
 
-def test_a_request_that_costs_three_servers_costs_no_fourth(serve):
+def test_request_that_fails_on_three_servers_is_not_sent_to_fourth(serve):
     def fall(body):
         return refuse(body) if letter(body) == "b" else good(body)
 
@@ -167,7 +167,7 @@ def test_a_request_that_costs_three_servers_costs_no_fourth(serve):
         assert len(client.lost) == 3
 
 
-def test_a_server_gets_as_many_requests_as_its_speed_allows(serve):
+def test_faster_server_gets_more_requests(serve):
     arrived, both = [], threading.Event()
 
     def slow(body):
@@ -190,7 +190,7 @@ def test_a_server_gets_as_many_requests_as_its_speed_allows(serve):
     assert sum(one.server == servers[1].url for one in found) > 4
 
 
-def test_the_longest_answers_are_asked_for_first_and_shared_by_length(serve, caplog):
+def test_requests_with_longest_expected_answers_are_sent_first(serve, caplog):
     begun = []
     servers = [serve(lambda body, name=name: begun.append((name, letter(body))) or good(body)) for name in "xy"]
     with caplog.at_level("INFO"), backend(*servers, in_flight=1) as client:
@@ -206,7 +206,7 @@ def gone():
     return f"http://127.0.0.1:{free_port()}"
 
 
-def test_a_server_that_is_not_there_is_named():
+def test_unreachable_server_is_named_in_error():
     with backend(gone()) as client, pytest.raises(ServerError, match="ClientConnectorError") as caught:
         client.generate(requests("ab"), seed_plan=PLAN)
     assert caught.value.server == client.base_urls[0]
@@ -216,12 +216,12 @@ def test_a_server_that_is_not_there_is_named():
     ("versions", "message"),
     [(["default"], "version -1, not 3"), (["4"], "version 4, not 3"), (["3", "4"], "from weight version 3 to 4")],
 )
-def test_other_weights_than_those_of_the_sync_are_refused(serve, versions, message):
+def test_answer_from_other_weight_version_is_refused(serve, versions, message):
     with backend(serve(good, versions)) as client, pytest.raises(ServerError, match=message):
         client.generate(requests("a"), seed_plan=PLAN, version=3)
 
 
-def test_a_server_has_no_more_requests_than_it_can_work_on(serve):
+def test_requests_in_flight_per_server_are_limited(serve):
     under_way, most, two = [], [], threading.Barrier(2, timeout=WAIT_S)
 
     def slow(body):
@@ -238,7 +238,7 @@ def test_a_server_has_no_more_requests_than_it_can_work_on(serve):
     assert max(most) == 2
 
 
-def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout(caplog):
+def test_server_is_polled_for_health_several_times_within_timeout(caplog):
     polls, timeout_s = threading.Semaphore(0), 10
 
     def answer(path, body):
@@ -253,7 +253,7 @@ def test_a_sign_of_life_is_asked_for_several_times_within_the_timeout(caplog):
     assert not caplog.records, "it takes long only after the timeout"
 
 
-def test_the_next_call_after_a_failure_is_answered(serve):
+def test_backend_answers_again_after_failed_call(serve):
     answers = iter([refuse, good])
     with backend(serve(lambda body: next(answers)(body))) as client:
         with pytest.raises(ServerError, match="503"):
@@ -261,7 +261,7 @@ def test_the_next_call_after_a_failure_is_answered(serve):
         assert len(client.generate(requests("a"), seed_plan=PLAN)) == 1
 
 
-def test_proxies_of_the_environment_are_ignored_for_loopback(serve, monkeypatch):
+def test_proxy_environment_is_ignored_for_loopback(serve, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
     with backend(serve()) as client:
@@ -278,7 +278,7 @@ class Counting(AnsweringHandler):
         self.server.closed.release()
 
 
-def test_connections_stay_open_between_calls_until_the_backend_closes():
+def test_connections_are_kept_alive_until_backend_closes():
     with serving(Counting) as server:
         server.answer = lambda path, body: good(body) if body else (200, {"weight_version": "0"})
         server.opened, server.closed = threading.Semaphore(0), threading.Semaphore(0)
@@ -289,7 +289,7 @@ def test_connections_stay_open_between_calls_until_the_backend_closes():
         assert server.closed.acquire(timeout=WAIT_S)
 
 
-def test_connections_of_a_server_that_failed_are_closed_at_once(monkeypatch):
+def test_connections_to_failed_server_are_closed_at_once(monkeypatch):
     monkeypatch.setattr(http, "KEEPALIVE_S", 3600)
     with serving(Counting) as server:
         server.answer = lambda path, body: refuse(body) if body else (200, {"weight_version": "0"})

@@ -140,27 +140,27 @@ def vocab():
 
 
 @pytest.mark.parametrize(("response", "field"), REFUSED.values(), ids=REFUSED)
-def test_what_is_no_rollout_is_an_error_of_the_server_in_one_line_that_names_the_field(outcome_of, response, field):
+def test_invalid_rollout_response_is_server_error_naming_field(outcome_of, response, field):
     with pytest.raises(ServerError, match=f"request 0: unusable answer: {field}: .+") as error:
         outcome_of(response)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("response", TAKEN.values(), ids=TAKEN)
-def test_any_rollout_can_be_learnt_from(outcome_of, vocab, response):
+def test_every_accepted_rollout_response_gives_target(outcome_of, vocab, response):
     rollout = outcome_of(response)
     target = build_target(rollout.token_ids, TRUTH, vocab, MatchOptions())
     assert all(0 <= one < vocab.size for one in target.y_train_ids)
 
 
 @pytest.mark.parametrize("response", RAW.values(), ids=RAW)
-def test_what_is_no_answer_of_http_is_an_error_of_the_server(outcome_of, response):
+def test_malformed_http_response_is_server_error(outcome_of, response):
     with pytest.raises(ServerError, match="request 0"):
         outcome_of(response, raw=True)
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_no_redirect_leads_images_or_the_token_to_a_thief(server, outcome_of, status):
+def test_redirects_are_not_followed(server, outcome_of, status):
     reached = []
     with answering(lambda path, body: reached.append(path) or (200, TRUE)) as thief:
         redirect = f"HTTP/1.1 {status} T\r\nLocation: {thief.url}/\r\nContent-Length: 0\r\n\r\n".encode()

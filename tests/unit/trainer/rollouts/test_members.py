@@ -57,12 +57,12 @@ def servers():
     return Servers()
 
 
-def test_a_run_whose_servers_stay_hears_nothing(servers):
+def test_unchanged_servers_cause_no_notification(servers):
     assert not servers.follow()
     assert servers.told == []
 
 
-def test_a_lost_server_leaves_at_once_and_is_back_with_the_push_after_it_answers(servers):
+def test_lost_server_is_removed_at_once_and_rejoins_after_it_answers(servers):
     servers.answering = {A}
     assert not servers.follow(B, asked=[B])
     assert not servers.follow(asked=[])
@@ -72,14 +72,14 @@ def test_a_lost_server_leaves_at_once_and_is_back_with_the_push_after_it_answers
     assert servers.told == [[A], [A, B]]
 
 
-def test_servers_follow_the_list_in_its_order(servers):
+def test_members_follow_server_list_in_its_order(servers):
     servers.listed, servers.answering = [C, A], {A, C}
     assert not servers.follow(asked=[C])
     assert servers.follow()
     assert servers.told == [[A], [C, A]]
 
 
-def test_only_where_none_is_left_a_server_is_waited_for(servers):
+def test_run_waits_for_server_only_when_none_is_left(servers):
     servers.answering = {B}
     assert servers.follow(A, B)
     assert servers.told == [[B]]
@@ -88,7 +88,7 @@ def test_only_where_none_is_left_a_server_is_waited_for(servers):
         servers.follow(B)
 
 
-def test_of_servers_that_are_waited_for_one_is_enough(servers):
+def test_first_server_that_answers_ends_wait(servers):
     servers.lost_again = {A}
     assert servers.follow(A, B)
     assert servers.told == [[B]]
@@ -97,7 +97,7 @@ def test_of_servers_that_are_waited_for_one_is_enough(servers):
         servers.follow(B)
 
 
-def test_a_new_server_that_reads_prompts_in_another_way_ends_the_run(servers):
+def test_new_server_with_different_tokenization_stops_run(servers):
     servers.listed, servers.answering = [A, B, C], {A, B, C}
     servers.refused = ConfigError([Problem("server http://c:1", "x", "differs", "change it")])
     assert not servers.follow(asked=[C])

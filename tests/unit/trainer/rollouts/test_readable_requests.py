@@ -60,7 +60,7 @@ class Client:
 @pytest.mark.parametrize(
     ("temperature", "calls"), [(0.0, [(2, 17)]), (1.0, [(1, 17), (1, 20)])], ids=["greedy", "sampled"]
 )
-def test_swift_is_asked_for_the_others_with_the_seeds_that_they_have_anyway(chats, temperature, calls):
+def test_unreadable_image_does_not_change_seeds_of_other_swift_requests(chats, temperature, calls):
     client, reported = Client(), []
     requests = LazySequence(4, lambda index: RolloutRequest(chats[index]))
     backend = SwiftBackend([client], sampling=Sampling(8, temperature=temperature))
@@ -90,7 +90,7 @@ class Engine:
         return [Rollout([1], [seed_plan.seed(i)], "", "engine", self.version, "stop") for i in range(len(requests))]
 
 
-def test_a_colocated_engine_is_asked_for_as_much_as_ever(chats):
+def test_unreadable_image_does_not_change_seeds_of_other_colocated_requests(chats):
     engine = Engine()
     offload = StateOffloader(DeviceMover(torch.device("cpu")), model=False, optimizer=False)
     source = ColocateRollouts(engine, offload, sync_mode="full", seed=17, reporter=Reporter(), interrupt=Interrupt())
@@ -119,21 +119,21 @@ CHAT = [
 ]
 
 
-def test_images_leave_a_tag_in_the_text_and_travel_beside_it():
+def test_swift_request_replaces_images_by_tags_and_sends_them_beside_text():
     made = infer_request(RolloutRequest(CHAT))
     assert made["messages"][1]["content"] == "<image>and<image>?"
     assert made["images"] == ["data:image/png;base64,AA", "data:image/png;base64,BB"]
     assert json.loads(json.dumps(made)) == made
 
 
-def test_the_stub_reads_back_what_was_asked():
+def test_stub_server_restores_original_messages_of_swift_request():
     made = infer_request(RolloutRequest(CHAT))
     system, user = SwiftRequest(**made).openai_messages()
     assert user == CHAT[1]
     assert system["content"] == [{"type": "text", "text": "Be brief."}]
 
 
-def test_token_ids_are_asked_for_and_the_seed_is_sent():
+def test_swift_request_config_asks_for_token_ids_and_sends_seed():
     config = request_config(Sampling(max_new_tokens=7, repetition_penalty=1.05), seed=9)
     assert (config["return_details"], config["seed"], config["max_tokens"]) == (True, 9, 7)
     assert (config["temperature"], config["repetition_penalty"], config["n"]) == (0.0, 1.05, 1)

@@ -61,27 +61,27 @@ def ran(encoder, model, records, tmp_path):
     ],
     ids=["defaults", "matching", "variants"],
 )
-def test_the_lines_rebuild_what_was_trained_on(ran, encoder, answer, options):
+def test_replay_of_log_lines_rebuilds_trained_tokens(ran, encoder, answer, options):
     lines, trained = ran(answer, **options)
     found = replay(lines_of_step(lines, 2), encoder.tokenizer)
     assert [list(one.target.y_train_ids) for one in found] == trained
     assert all(one.same for one in found)
 
 
-def test_other_options_are_noticed(ran, encoder):
+def test_replay_with_other_options_is_reported_as_different(ran, encoder):
     lines, _ = ran(shifted)
     other = {**lines[0], "options": {**lines[0]["options"], "maskiou_gate": 0.999}}
     (found,) = replay([other], encoder.tokenizer)
     assert not found.same
 
 
-def test_of_an_answer_that_was_cut_only_what_was_kept_is_rebuilt(ran, encoder):
+def test_replay_of_cut_answer_rebuilds_only_kept_tokens(ran, encoder):
     lines, _ = ran(perfect)
     whole, cut = replay([lines[0], {**lines[0], "kept_tokens": 1}], encoder.tokenizer)
     assert (whole.same, cut.same) == (True, False)
 
 
-def test_of_a_step_that_was_made_again_the_last_try_counts(ran):
+def test_replay_uses_last_attempt_of_repeated_step(ran):
     ran(perfect)
     lines, trained = ran(only_first)
     found = lines_of_step(lines, 2)
@@ -90,7 +90,7 @@ def test_of_a_step_that_was_made_again_the_last_try_counts(ran):
     assert lines_of_step(lines, 3) == []
 
 
-def test_the_command_shows_it_and_writes_the_ids(ran, encoder, tmp_path):
+def test_replay_command_writes_token_ids(ran, encoder, tmp_path):
     _, trained = ran(only_first)
     encoder.tokenizer.save_pretrained(tmp_path / "model")
     out = tmp_path / "ids.jsonl"
@@ -100,13 +100,13 @@ def test_the_command_shows_it_and_writes_the_ids(ran, encoder, tmp_path):
     assert [json.loads(line)["y_train_ids"] for line in out.read_text().splitlines()] == trained
 
 
-def test_a_step_that_is_not_there_is_a_sentence(ran, tmp_path):
+def test_replay_of_missing_step_is_refused(ran, tmp_path):
     ran(perfect)
     done = CliRunner().invoke(app, ["replay", str(tmp_path / "rollouts.jsonl"), "--step", "7"])
     assert "must hold training rollouts of step 7" in str(done.exception)
 
 
-def test_an_option_of_another_version_is_a_sentence(ran, tmp_path):
+def test_replay_with_option_of_other_version_is_refused(ran, tmp_path):
     lines, _ = ran(perfect)
     other = {**lines[0], "options": {**lines[0]["options"], "missed_place": "tail"}}
     (tmp_path / "rollouts.jsonl").write_text(json.dumps(other) + "\n")
@@ -115,6 +115,6 @@ def test_an_option_of_another_version_is_a_sentence(ran, tmp_path):
     assert "use the version that wrote the file" in str(done.exception)
 
 
-def test_a_line_holds_all_that_the_options_of_matching_are(ran):
+def test_rollout_line_contains_all_match_options(ran):
     lines, _ = ran(perfect)
     assert lines[0]["options"] == json.loads(json.dumps(dataclasses.asdict(MatchOptions())))

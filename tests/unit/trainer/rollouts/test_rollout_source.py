@@ -17,7 +17,7 @@ def test_chunks_cover_every_request_once_in_order(n, servers):
 
 
 @pytest.mark.parametrize("case", golden()["chunks"])
-def test_golden_chunks(case):
+def test_chunks_match_golden_vectors(case):
     assert list(map(list, contiguous_chunks(case["requests"], case["servers"]))) == case["ranges"]
 
 
@@ -32,7 +32,7 @@ def ask_all_but(bad, calls):
 
 
 @pytest.mark.parametrize("bad", [set(), {0}, {3, 4}, {0, 1, 2, 3, 4, 5, 6}])
-def test_only_what_is_at_fault_is_refused(bad):
+def test_only_faulty_requests_of_refused_call_are_refused(bad):
     calls = []
     found = ask_in_parts(ask_all_but(bad, calls), range(7), refuses=lambda error: isinstance(error, ValueError))
     assert [place for place, one in enumerate(found) if isinstance(one, Refused)] == sorted(bad)
@@ -40,7 +40,7 @@ def test_only_what_is_at_fault_is_refused(bad):
     assert len(calls) == 1 or bad
 
 
-def test_any_other_error_is_raised_at_once():
+def test_other_errors_are_raised_without_retry():
     calls = []
     with pytest.raises(ValueError, match="too long"):
         ask_in_parts(ask_all_but({2}, calls), range(4), refuses=lambda error: False)

@@ -79,20 +79,20 @@ def request(step, sizes=()):
     return GenerationRequest(MODEL, CHATS, step, 0, Stopwatch(), sizes=sizes)
 
 
-def test_rollouts_are_asked_for_with_the_version_that_was_pushed(rollouts, served, sync):
+def test_rollouts_are_requested_with_pushed_version(rollouts, served, sync):
     fresh = rollouts.generate(request(3))
     assert len(fresh.rollouts) == 2
     assert (sync.versions, served.asked) == ([3], [(3, 3)])
     assert fresh.sync.version == 3
 
 
-def test_bias_of_a_request_is_that_of_each_chat(rollouts, served):
+def test_bias_of_request_applies_to_each_chat(rollouts, served):
     rollouts.generate(replace(request(3), bias={99: -1.5}))
     rollouts.generate(request(4))
     assert served.biases == [{99: -1.5}, {99: -1.5}, {}, {}]
 
 
-def test_a_server_that_came_back_empty_gets_weights_and_requests_again(rollouts, served, sync, waits):
+def test_restarted_server_gets_weights_and_requests_again(rollouts, served, sync, waits):
     served.fail = {1}
     found = rollouts.generate(request(3))
     assert len(found.rollouts) == 2
@@ -101,7 +101,7 @@ def test_a_server_that_came_back_empty_gets_weights_and_requests_again(rollouts,
     assert waits == ["waiting-for-servers"]
 
 
-def test_a_server_that_stays_lost_ends_the_run(rollouts, served):
+def test_server_that_stays_lost_stops_run(rollouts, served):
     served.fail = set(range(99))
     with pytest.raises(ServerError, match="http://a:1"):
         rollouts.generate(request(3))
@@ -110,7 +110,7 @@ def test_a_server_that_stays_lost_ends_the_run(rollouts, served):
 
 @pytest.mark.parametrize("lost_in", ["push", "request"])
 @pytest.mark.parametrize(("frozen_for", "ends"), [(1, False), (99, True)])
-def test_server_that_is_frozen_gets_the_attempts_that_the_log_promises(
+def test_frozen_server_gets_number_of_attempts_stated_in_log(
     served, sync, reporter, caplog, monkeypatch, lost_in, frozen_for, ends
 ):
     waits = []
@@ -137,7 +137,7 @@ def test_server_that_is_frozen_gets_the_attempts_that_the_log_promises(
     assert [f"attempt {number} of 3" in caplog.text for number in (1, 2, 3)] == [True, True, False]
 
 
-def test_the_record_says_which_servers_and_weights_answered(rollouts):
+def test_batch_records_servers_and_weight_version(rollouts):
     batch = rollouts.generate(request(3))
     origin = batch.origin
     assert origin["servers"] == ["http://a:1", "http://b:1"]
@@ -168,7 +168,7 @@ def test_progress_reports_phase_and_sync(rollouts, reporter):
     assert (sync["gigabytesPerSecond"], sync["phases"]["send"]) == (0.125, 0.4)
 
 
-def test_before_the_first_push_it_is_known_what_will_carry_it_and_where_adapters_are_merged(rollouts):
+def test_transport_and_merge_place_are_known_before_first_push(rollouts):
     sync = rollouts.sync_state
     assert (sync.merge, sync.merge_reason, sync.transport) == ("learner", "as configured", "tcp")
     assert (sync.gigabytes_per_second, sync.phases) == (None, None)
@@ -188,14 +188,14 @@ class Pipeline:
         return [one.version for one in current.result().rollouts]
 
 
-def test_every_step_but_the_first_trains_on_rollouts_that_are_one_sync_old(rollouts, served, sync):
+def test_pipelined_steps_train_on_rollouts_one_push_old(rollouts, served, sync):
     train = Pipeline(rollouts)
     assert [train(0), train(1), train(2, last=True)] == [[0, 0], [0, 0], [1, 1]]
     assert served.asked == [(0, 0), (1, 0), (2, 1)]
     assert sync.versions == [0, 1, 2]
 
 
-def test_no_sync_while_something_is_asked_of_the_servers(rollouts, served, sync):
+def test_push_waits_for_requests_in_flight(rollouts, served, sync):
     train = Pipeline(rollouts)
     train(0)
     rollouts.sync(None, global_step=1, stopwatch=Stopwatch())
@@ -210,7 +210,7 @@ def test_no_sync_while_something_is_asked_of_the_servers(rollouts, served, sync)
     assert sync.versions == [0, 1, 2]
 
 
-def test_a_request_is_sent_when_those_before_it_are_answered(rollouts, served):
+def test_request_is_sent_after_previous_ones_are_answered(rollouts, served):
     rollouts.sync(None, global_step=0, stopwatch=Stopwatch())
     served.gate.clear()
     first, second = rollouts.ask(request(0)), rollouts.ask(request(1))
@@ -220,14 +220,14 @@ def test_a_request_is_sent_when_those_before_it_are_answered(rollouts, served):
     assert [len(one.result().rollouts) for one in (first, second)] == [2, 2]
 
 
-def test_an_evaluation_has_fresh_rollouts_and_takes_none_of_trainings(rollouts):
+def test_evaluation_uses_fresh_rollouts_and_keeps_those_of_training(rollouts):
     train = Pipeline(rollouts)
     train(0)
     assert [one.version for one in rollouts.generate(request(1, (1, 1))).rollouts] == [1, 1]
     assert train(1) == [0, 0]
 
 
-def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(rollouts, served, sync):
+def test_lost_rollouts_are_generated_again_with_newest_weights(rollouts, served, sync):
     served.fail = {2}  # those of step 1
     train = Pipeline(rollouts)
     assert train(0) == [0, 0]
@@ -236,7 +236,7 @@ def test_rollouts_that_were_lost_are_made_again_by_the_newest_weights(rollouts, 
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
-def test_a_run_trains_on_the_same_samples_in_the_same_order(tmp_path, model, encoder, image_paths, pipelined):
+def test_pipelined_run_requests_same_steps_and_logs_staleness(tmp_path, model, encoder, image_paths, pipelined):
     records = [record(path, i, object_1=box("red box", 100, 100, 400, 400)) for i, path in enumerate(image_paths)]
     harness = build(tmp_path, model, encoder, records, pipelined=pipelined, per_device_train_batch_size=1, max_steps=4)
     harness.train()
@@ -246,7 +246,7 @@ def test_a_run_trains_on_the_same_samples_in_the_same_order(tmp_path, model, enc
     assert [step["sync/version"] for step in steps] == [0, 1, 2, 3]
 
 
-def test_a_server_that_joins_gets_all_weights_before_its_first_request(served, sync, reporter):
+def test_joining_server_gets_all_weights_before_first_request(served, sync, reporter):
     joins = iter([False, True, False])
     rollouts = fresh_rollouts(served, sync, reporter, print)
     rollouts._follow = lambda: next(joins)
@@ -255,7 +255,7 @@ def test_a_server_that_joins_gets_all_weights_before_its_first_request(served, s
     assert sync.versions == [3, 3], "the weights had not moved"
 
 
-def test_lost_servers_are_left_out_only_while_no_other_request_is_under_way(served, sync, reporter):
+def test_lost_servers_are_removed_only_when_no_other_request_is_in_flight(served, sync, reporter):
     served.fail, begun, held, left_out_beside = {1}, threading.Event(), threading.Event(), []
     answer = served.generate
 

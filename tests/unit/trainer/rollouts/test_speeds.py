@@ -19,7 +19,7 @@ def measured(**tokens_per_s: int) -> Speeds:
     return speeds
 
 
-def test_a_server_that_was_slow_once_is_asked_again():
+def test_server_that_was_slow_once_is_used_again():
     speeds = measured(a=100, b=5)
     assert speeds.divide(range(8), ["a", "b"]) == {"a": range(8), "b": range(0)}
     assert speeds.divide(range(2), ["a", "b"], [8, 9]) == {"a": [1, 0], "b": []}
@@ -27,11 +27,11 @@ def test_a_server_that_was_slow_once_is_asked_again():
     assert speeds.divide(range(8), ["a", "b"]) == {"a": range(5), "b": range(5, 8)}
 
 
-def test_answers_without_a_token_measure_nothing():
+def test_answers_without_tokens_do_not_change_speeds():
     assert measured(a=0, b=0).divide(range(4), ["a", "b"]) == {"a": range(2), "b": range(2, 4)}
 
 
-def test_answers_that_are_all_expected_to_be_as_long_are_divided_as_unknown_ones():
+def test_equal_expected_lengths_divide_like_unknown_lengths():
     speeds = measured(a=30, b=10)
     for servers in (["c", "d", "e"], ["a", "b"]):
         assert speeds.divide(range(7), servers, [2] * 7) == speeds.divide(range(7), servers)
@@ -45,7 +45,7 @@ SPEEDS = {"a": 100, "b": 100, "c": 40, "d": 7}
     st.lists(st.sampled_from([*SPEEDS, "new"]), min_size=1, unique=True),
     st.data(),
 )
-def test_each_request_goes_once_and_longest_first_to_where_it_is_answered_first(expected, servers, data):
+def test_each_request_goes_once_to_server_that_finishes_first(expected, servers, data):
     speeds = measured(**SPEEDS)
     known = [SPEEDS[one] for one in servers if one in SPEEDS]
     asked = data.draw(st.lists(st.sampled_from(range(len(expected))), unique=True, min_size=1))

@@ -24,7 +24,7 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_objects_are_those_of_the_models_own_tokenizer(model_path, text):
+def test_objects_read_from_text_equal_objects_read_from_token_ids(model_path, text):
     vocab = CoordVocab.from_tokenizer(AutoTokenizer.from_pretrained(model_path))
     theirs, ours = parse_rollout(vocab.encode(text), vocab), parse_rollout(text_vocab().encode(text), text_vocab())
     expected = [(one.desc, one.kind, one.bins) for one in theirs.valid_objects]
@@ -34,6 +34,6 @@ def test_objects_are_those_of_the_models_own_tokenizer(model_path, text):
         assert getattr(ours, name) == getattr(theirs, name), name
 
 
-def test_every_text_is_spelled_again():
+def test_text_vocabulary_round_trips_every_text():
     for text in TEXTS:
         assert text_vocab().decode(text_vocab().encode(text)) == text

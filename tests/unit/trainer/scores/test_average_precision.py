@@ -65,7 +65,7 @@ def reference(images):
 @pytest.mark.parametrize("kind", ["bbox", "poly"])
 @pytest.mark.parametrize("options", [{}, {"tied": True}, {"crowded": True, "tied": True}], ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_figures_are_those_of_pycocotools(seed, options, kind):
+def test_average_precision_equals_pycocotools(seed, options, kind):
     images = scored_images(*random_scene(seed, kind=kind, **options))
     expected = reference(images)
     found = average_precision(matched(images), np.ones(len(images)))
@@ -76,7 +76,7 @@ def test_figures_are_those_of_pycocotools(seed, options, kind):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_image_that_counts_twice_is_one_that_is_there_twice(seed):
+def test_image_with_weight_two_counts_like_two_images(seed):
     records, answers = random_scene(seed)
     weights = np.random.default_rng(seed).integers(0, 3, len(records))
     found = average_precision(matched(scored_images(records, answers)), weights.astype(float))
@@ -85,7 +85,7 @@ def test_an_image_that_counts_twice_is_one_that_is_there_twice(seed):
     assert found == pytest.approx(average_precision(matched(images), np.ones(len(images))), abs=1e-9)
 
 
-def test_equal_scores_rank_in_the_order_of_records_and_answer():
+def test_equal_scores_rank_in_answer_order():
     first, second = box("cat", 0, 0, 100, 100), box("cat", 500, 500, 900, 900)
     right_first = scored_images([record(0, [first])], [answer([first, second])])
     wrong_first = scored_images([record(0, [first])], [answer([second, first])])
@@ -93,14 +93,14 @@ def test_equal_scores_rank_in_the_order_of_records_and_answer():
     assert average_precision(matched(wrong_first), np.ones(1))["AP"] == pytest.approx(0.5)
 
 
-def test_each_class_has_its_figures():
+def test_each_class_has_its_own_average_precision():
     truth = [box("cat", 0, 0, 100, 100), box("dog", 500, 500, 900, 900)]
     found = by_class(matched(scored_images([record(0, truth)], [answer(truth[:1])])), np.ones(1))
     assert found["cat"] == pytest.approx({"AP": 1, "AP50": 1, "AP75": 1, "AR": 1, "objects": 1})
     assert found["dog"] == {"AP": 0, "AP50": 0, "AP75": 0, "AR": 0, "objects": 1}
 
 
-def test_classes_that_nobody_looked_for_are_neutral():
+def test_unannotated_classes_are_neutral():
     cat, dog, bird = box("cat", 0, 0, 100, 100), box("dog", 300, 300, 500, 500), box("bird", 600, 600, 900, 900)
     records = [
         record(0, [cat], neg_category_ids=["bird"], not_exhaustive_category_ids=["cat"]),
@@ -114,7 +114,7 @@ def test_classes_that_nobody_looked_for_are_neutral():
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_equal_overlaps_the_last_true_object_is_matched_as_pycocotools_does(order):
+def test_equal_overlaps_match_last_true_object_as_in_pycocotools(order):
     left, between, right = (box("cat", start, 0, start + 100, 100) for start in (0, 20, 40))
     truth = record(0, [left, right][::order], size=(1000, 1000))
     images = scored_images([truth], [answer([between, right], [0.9, 0.8])])
@@ -123,7 +123,7 @@ def test_of_equal_overlaps_the_last_true_object_is_matched_as_pycocotools_does(o
     assert (found["AP50"] > 0.9) == (order < 0)
 
 
-def test_of_a_class_in_an_image_the_best_hundred_answers_count():
+def test_only_best_hundred_detections_per_class_and_image_count():
     cat, elsewhere = box("cat", 0, 0, 100, 100), [box("cat", 500 + i, 500, 700 + i, 900) for i in range(100)]
     images = scored_images([record(0, [cat])], [answer([*elsewhere, cat], [0.9] * 100 + [0.1])])
     assert average_precision(matched(images), np.ones(1))["AP50"] == reference(images)["AP50"] == 0

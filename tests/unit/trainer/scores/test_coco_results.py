@@ -89,7 +89,7 @@ def read(path, records, **reading):
 @pytest.mark.parametrize("masks", [False, True])
 @pytest.mark.parametrize("options", [{}, {"tied": True}, {"crowded": True}], ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_figures_are_those_of_pycocotools(tmp_path, seed, options, masks):
+def test_coco_result_scores_equal_pycocotools(tmp_path, seed, options, masks):
     records, answers = random_scene(seed, kind="poly" if masks else "bbox", **options)
     records = without_crowds(records)
     annotations = annotation_file(tmp_path, records, masks=masks)
@@ -125,7 +125,7 @@ def files(tmp_path):
     return look
 
 
-def test_a_detection_is_its_box_in_pixels_and_its_categorys_name(files):
+def test_detection_is_read_as_pixel_box_with_category_name(files):
     answered = files(RIGHT, {**RIGHT, "bbox": [0.25, 1.5, 3.125, 4], "category_id": "3", "score": 1})
     first, second = answered.answers[0].objects
     assert (first.desc, first.box, first.kind) == ("cat", (20, 10, 80, 40), "bbox")
@@ -142,19 +142,19 @@ def test_a_detection_is_its_box_in_pixels_and_its_categorys_name(files):
     [(17, 0), ("17", 0), (17.0, 0), ("17.0", 0), ("one.jpg", 0), ("/data/a.b/one.jpg", 0), ("one", 0),
      ("data.jsonl:1", 0), ("x", 1), ("000000000042", 1), (42, 1), ("000000000042.jpg", 1)],
 )  # fmt: skip
-def test_an_image_is_named_by_its_id_its_file_or_its_stem(files, image, place):
+def test_image_is_identified_by_id_file_name_or_stem(files, image, place):
     answered = files({**RIGHT, "image_id": image}, records=RECORDS)
     assert [bool(one.objects) for one in answered.answers] == [place == 0, place == 1]
 
 
-def test_the_annotation_file_finds_images_whose_ids_no_record_has(tmp_path):
+def test_annotation_file_maps_image_ids_that_records_lack(tmp_path):
     records = [replace(one, sample_id=f"data.jsonl:{number}") for number, one in enumerate(RECORDS)]
     annotations = annotation_file(tmp_path, records)  # with ids 0 and 1
     (tmp_path / "results.json").write_text(json.dumps([{**RIGHT, "image_id": 1}]))
     assert read(tmp_path / "results.json", records, annotations=annotations).missing == ["data.jsonl:0"]
 
 
-def test_an_id_of_one_record_and_a_file_of_another_are_refused(tmp_path):
+def test_image_id_and_file_name_of_different_records_are_refused(tmp_path):
     records = [replace(one, sample_id=str(1 - number)) for number, one in enumerate(RECORDS)]
     annotations = annotation_file(tmp_path, records)
     (tmp_path / "results.json").write_text(json.dumps([{**RIGHT, "image_id": 1}]))
@@ -218,7 +218,7 @@ BOXES = [(20, 10, 100, 50), (100, 40, 190, 95), (60, 20, 120, 90), (5, 60, 150, 
     ],
     ids=["shares", "corners", "bins"],
 )
-def test_boxes_of_another_meaning_are_named_with_the_way_out_and_scored_only_when_asked(files, write, rule, way_out):
+def test_boxes_in_another_format_are_refused_unless_form_is_given(files, write, rule, way_out):
     entries = [{**RIGHT, "bbox": write(*box)} for box in BOXES]
     with pytest.raises(ConfigError, match=rf"results.json bbox: {rule}; {way_out}.*--answers coco scores them as they"):
         files(*entries)
@@ -227,7 +227,7 @@ def test_boxes_of_another_meaning_are_named_with_the_way_out_and_scored_only_whe
     assert files(*({**RIGHT, "bbox": box} for box in (*right, entries[0]["bbox"], [150, 90, 190, 95]))).notes == ()
 
 
-def test_corners_become_boxes_by_the_command_that_is_named(files):
+def test_documented_jq_command_converts_corners_to_boxes(files):
     entries = json.dumps([{**RIGHT, "bbox": [*box]} for box in BOXES])
     written = subprocess.run(["jq", "-c", FROM_CORNERS], input=entries, capture_output=True, check=True, text=True)
     assert [one.box for one in files(*json.loads(written.stdout)).answers[0].objects] == [
@@ -236,7 +236,7 @@ def test_corners_become_boxes_by_the_command_that_is_named(files):
 
 
 @pytest.mark.parametrize("form", ["auto", "coco"])
-def test_results_may_be_lines(tmp_path, form):
+def test_results_may_be_json_lines(tmp_path, form):
     annotations = annotation_file(tmp_path, RECORDS)
     path = tmp_path / "results.jsonl"
     path.write_text(json.dumps(RIGHT) + "\n" + json.dumps({**RIGHT, "category_id": 3}) + "\n")
@@ -277,7 +277,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("entry", "options", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_named_by_its_position(files, entry, options, message):
+def test_unreadable_entry_is_refused_with_its_position(files, entry, options, message):
     with pytest.raises(ConfigError, match=message):
         files(entry, **options)
 
@@ -288,7 +288,7 @@ def test_what_cannot_be_read_is_named_by_its_position(files, entry, options, mes
      ('{"images": [], "annotations": []}', "with 'images', 'annotations'"),
      ('{\n "images": [],\n "annotations": []\n}', "with 'images', 'annotations'"), ("[{", "no JSON"), ("", "no JSON")],
 )  # fmt: skip
-def test_a_file_that_is_no_list_of_detections_is_named_by_its_form(tmp_path, text, message):
+def test_file_without_list_of_detections_is_refused_with_its_format(tmp_path, text, message):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(ConfigError, match=f"must be COCO's results, a JSON list of detections; seen: .*{message}"):
         read(tmp_path / "results.json", RECORDS, form="coco")
@@ -303,7 +303,7 @@ def test_a_file_that_is_no_list_of_detections_is_named_by_its_form(tmp_path, tex
         ('{"categories": [7]}', "must list"),
     ],
 )
-def test_an_annotation_file_that_names_no_category_is_refused(tmp_path, text, message):
+def test_annotation_file_without_categories_is_refused(tmp_path, text, message):
     (tmp_path / "results.json").write_text(json.dumps([RIGHT]))
     if text is not None:
         (tmp_path / "names.json").write_text(text)
@@ -316,5 +316,5 @@ def test_an_annotation_file_that_names_no_category_is_refused(tmp_path, text, me
     [(17, "17"), ("17", "17"), (17.0, "17"), ("17.0", "17"), ("0017", "17"), (1.5, "1.5"), ("a.0", "a.0"),
      ("v1.20", "v1.20"), (True, None), (None, None), ([1], None), ("9" * 30, "9" * 30)],
 )  # fmt: skip
-def test_ids_are_compared_as_numbers_where_they_are_numbers(value, text):
+def test_numeric_ids_are_compared_as_numbers(value, text):
     assert id_text(value) == text

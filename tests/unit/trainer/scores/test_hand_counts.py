@@ -24,14 +24,14 @@ def one_image(truth, answered, naming=None, **metadata):
     return scored_images([record(0, truth, **metadata)], [answer(answered)], *options)[0]
 
 
-def test_all_answered_objects_and_no_crowds_are_counted():
+def test_all_predicted_objects_but_no_crowds_are_counted():
     crowd = line_object(box("cat", 500, 0, 999, 400))
     found = document([record(0, [CAT], crowds=[crowd])], [answer([CAT, FAR, DOG])])
     assert (found["images"], found["objects"], found["predictions"]) == (1, 1, 3)
 
 
 @pytest.mark.parametrize(("truth", "overlap"), [([CAT], "boxes"), ([CAT, TRIANGLE], "masks")])
-def test_overlap_is_that_of_masks_where_a_record_has_an_outline(truth, overlap):
+def test_overlap_is_of_masks_if_any_record_has_outline(truth, overlap):
     assert document([record(0, [DOG]), record(1, truth)], [NO_ANSWER] * 2)["overlap_of"] == overlap
 
 
@@ -40,11 +40,11 @@ def test_counts_are_whole_numbers_in_json():
     assert json.dumps(found["misses"]) == json.dumps(found["worst_image"]["misses"]) == "2"
 
 
-def test_what_is_not_a_number_is_null_however_deep_it_stands():
+def test_nested_nan_becomes_null():
     assert without_nan({"a": {"b": [math.nan, 1.5]}, "c": math.nan}) == {"a": {"b": [None, 1.5]}, "c": None}
 
 
-def test_shares_are_of_what_their_names_say():
+def test_rates_have_expected_denominators():
     near = box("cat", 2, 0, 200, 202)
     found = document([record(0, [CAT, DOG, TRIANGLE])], [answer([CAT, near])])
     assert found["duplicate_rate"] == 1 / 2
@@ -52,12 +52,12 @@ def test_shares_are_of_what_their_names_say():
     assert found["outline_share"] == 0
 
 
-def test_object_under_another_name_is_misnamed_and_not_missed():
+def test_object_with_wrong_class_is_misnamed_not_missed():
     found = document([record(0, [CAT, DOG])], [answer([CAT, box("cat", *DOG.bins)])])
     assert (found["misses"], found["recall@0.5"], found["recall_class@0.5"]) == (0, 1, 1 / 2)
 
 
-def test_image_on_which_nothing_is_wrong_is_not_the_worst():
+def test_image_without_errors_is_not_worst_image():
     """Not even where there is nothing to find, and F1 is 0 of 0: it ranks with the best, but it has no F1."""
     found = document([record(0, [CAT, DOG]), record(1, [])], [answer([CAT]), answer([])])
     assert found["worst_image"]["sample_id"] == "data.jsonl:1"
@@ -67,31 +67,31 @@ def test_image_on_which_nothing_is_wrong_is_not_the_worst():
 
 
 @pytest.mark.parametrize(("right", "judged"), [(999, 0), (880, 1)])
-def test_object_of_which_less_than_half_lies_in_a_crowd_is_judged(right, judged):
+def test_object_is_judged_if_less_than_half_lies_in_crowd(right, judged):
     answered = box("cat", 800, 100, 999, 300)
     crowd = line_object(box("cat", 500, 0, right, 400))
     assert image_counts(one_image([DOG], [answered], crowds=[crowd])).judged == judged
 
 
-def test_crowd_in_plain_numbers_is_in_pixels():
+def test_crowd_in_plain_numbers_is_read_as_pixels():
     crowd = {"desc": "cat", "bbox_2d": [320, 0, 640, 192]}  # the upper right of 640 x 480
     assert image_counts(one_image([DOG], [FAR], crowds=[crowd])).judged == 0
     assert image_counts(one_image([DOG], [CAT], crowds=[crowd])).judged == 1
 
 
 @pytest.mark.parametrize(("bottom", "duplicates"), [(85, 1), (84, 0)])
-def test_object_repeats_another_from_an_overlap_of_85_hundredths_on(bottom, duplicates):
+def test_object_is_duplicate_from_iou_0_85(bottom, duplicates):
     first, second = box("cat", 0, 0, 100, 100), box("cat", 0, 0, 100, bottom)
     images = scored_images([record(0, [first], size=(1000, 1000))], [answer([first, second])])
     assert image_counts(images[0]).duplicates == duplicates
 
 
-def test_objects_that_stay_have_their_own_scores():
+def test_removing_duplicates_keeps_scores_of_remaining_objects():
     image = scored_images([record(0, [CAT, DOG])], [answer([CAT, CAT, DOG], [0.9, 0.8, 0.1])])[0]
     assert image.without_duplicates().scores.tolist() == [0.9, 0.1]
 
 
-def test_three_objects_of_a_class_in_three_places_are_no_loop():
+def test_three_objects_of_same_class_in_different_places_are_not_loop():
     assert not answer([CAT, FAR, box("cat", 0, 600, 200, 800)]).looped
 
 
@@ -102,19 +102,19 @@ BROKEN = '{"object_1": {"desc": "cat", "bbox_2d": ["<|coord_1|>"]}}'
     ("text", "reason", "parsed", "truncated"),
     [("{}", "stop", True, False), ("{}", "length", False, True), (BROKEN, "stop", False, False)],
 )
-def test_answer_is_whole_if_it_ended_by_itself_and_each_object_can_be_matched(text, reason, parsed, truncated):
+def test_answer_counts_as_parsed_only_if_it_stopped_and_is_valid(text, reason, parsed, truncated):
     found = read_answer(text, finish_reason=reason)
     assert (found.parsed, found.truncated) == (parsed, truncated)
 
 
-def test_class_that_was_looked_for_in_one_record_is_unjudged_in_those_where_nobody_looked():
+def test_class_is_judged_only_in_records_that_list_it_as_negative():
     bird = box("bird", 0, 600, 90, 700)
     looked, elsewhere = record(0, [CAT], neg_category_ids=["bird"]), record(1, [CAT], neg_category_ids=[])
     counts = [image_counts(one) for one in scored_images([looked, elsewhere], [answer([CAT, bird])] * 2)]
     assert [one.judged for one in counts] == [2, 1]
 
 
-def test_lists_of_lvis_are_read_in_the_common_form_of_names():
+def test_lvis_category_lists_are_compared_by_normalised_name():
     federated = {"neg_category_ids": ["Sea-Bird"], "not_exhaustive_category_ids": ["CAT"]}
     answered = [box("sea bird", 0, 600, 90, 700), FAR]
     counts = image_counts(one_image([CAT], answered, naming=normalised, **federated))

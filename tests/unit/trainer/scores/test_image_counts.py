@@ -24,17 +24,17 @@ def document(records, answers, naming=None, **options):
     return AnswerScores.from_images(images).document(**options)
 
 
-def test_boxes_without_their_class_are_half_right():
+def test_misnamed_boxes_count_for_f1_but_not_for_f1_class():
     found = document([record(0, [CAT, DOG])], [answer([CAT, box("cat", 500, 500, 900, 900)])])
     assert (found["f1@0.5"], found["f1_class@0.5"], found["desc_exact"]) == (1.0, 0.5, 0.5)
 
 
-def test_a_class_that_the_records_do_not_know_is_wrong():
+def test_class_unknown_to_records_is_wrong():
     found = document([record(0, [CAT])], [answer([CAT, box("unicorn", 500, 0, 700, 200)])])
     assert (found["AP"], found["precision_class@0.5"]) == (pytest.approx(1), 0.5)
 
 
-def test_a_share_of_nothing_is_not_compared():
+def test_undefined_rates_are_not_compared():
     """None of 0 matched objects is well named; all of 1 are no improvement of that."""
     none, one = (AnswerScores.from_images(scored_images([record(0, [CAT])], [answer(a)])) for a in ([DOG], [CAT]))
     draws = bootstrap_weights(1, draws=3, seed=0)
@@ -43,7 +43,7 @@ def test_a_share_of_nothing_is_not_compared():
     assert differences(one, one, draws)["desc_exact"]["difference"] == 0
 
 
-def test_as_many_objects_are_matched_as_can_be():
+def test_matching_maximises_number_of_matched_objects():
     """The wide box fits both true ones, the narrow box the first alone; an order or a score would leave one over."""
     truth = [box("cat", 0, 0, 100, 100), box("cat", 0, 0, 150, 100)]
     answered = [box("cat", 0, 0, 130, 100), box("cat", 0, 0, 70, 100)]
@@ -51,28 +51,28 @@ def test_as_many_objects_are_matched_as_can_be():
         assert document([record(0, truth)], [answer(order)])["recall@0.5"] == 1.0
 
 
-def test_one_more_match_counts_more_than_any_overlap():
+def test_additional_match_outweighs_any_overlap():
     overlaps = np.eye(5) / 2 + np.eye(5, k=1)  # each half on its own, and four wholly on their neighbour's
     assert len(matches(overlaps)) == 5
 
 
-def test_what_repeats_a_repeat_alone_is_none():
+def test_object_that_overlaps_only_duplicate_is_not_duplicate():
     shifted = [box("cat", start, 0, start + 800, 900) for start in (0, 50, 100)]
     assert document([record(0, [shifted[0]])], [answer(shifted)])["duplicates"] == 1
 
 
-def test_repeats_are_counted_and_left_out():
+def test_duplicates_are_counted_and_left_out():
     found = document([record(0, [CAT, DOG])], [answer([CAT, box("cat", 2, 0, 200, 202), DOG])])
     assert (found["duplicates"], found["precision@0.5"]) == (1, pytest.approx(2 / 3))
     assert found["without_duplicates"]["precision@0.5"] == 1.0
     assert found["objects_per_truth"] == 1.5
 
 
-def test_two_objects_of_other_names_in_one_place_repeat_nothing():
+def test_objects_of_different_classes_in_same_place_are_not_duplicates():
     assert document([record(0, [CAT])], [answer([CAT, box("dog", *CAT.bins)])])["duplicates"] == 0
 
 
-def test_what_nobody_looked_for_is_neither_right_nor_wrong():
+def test_object_of_unannotated_class_is_neither_right_nor_wrong():
     federated = {"neg_category_ids": ["bird"], "not_exhaustive_category_ids": ["cat"]}
     answered = [CAT, DOG, box("cat", 600, 0, 700, 90), box("bird", 0, 600, 90, 700)]
     counts = image_counts(scored_images([record(0, [CAT], **federated), record(1, [DOG])], [answer(answered)] * 2)[0])
@@ -81,19 +81,19 @@ def test_what_nobody_looked_for_is_neither_right_nor_wrong():
     assert unknown.judged == 2, "a class of no record is wrong"
 
 
-def test_what_lies_in_a_crowd_is_neither_right_nor_wrong():
+def test_object_in_crowd_is_neither_right_nor_wrong():
     crowd = {"desc": "cat", "bbox_2d": ["<|coord_500|>", "<|coord_0|>", "<|coord_999|>", "<|coord_400|>"]}
     images = scored_images([record(0, [CAT], crowds=[crowd])], [answer([CAT, box("cat", 600, 50, 700, 200), DOG])])
     counts = image_counts(images[0])
     assert (counts.truth, counts.judged, counts.class_judged, counts.right) == (1, 2, 2, 1)
 
 
-def test_a_crowd_that_is_no_object_is_named():
+def test_invalid_crowd_is_refused():
     with pytest.raises(ConfigError, match=r"data.jsonl:1 metadata.crowds\[0\].bbox_2d"):
         scored_images([record(0, [CAT], crowds=[{"desc": "cat", "bbox_2d": [1, 2]}])], [NO_ANSWER])
 
 
-def test_names_can_be_compared_in_a_common_form():
+def test_names_can_be_compared_in_normalised_form():
     answers = [answer([box(" Traffic-Light.", *CAT.bins)])]
     found = document([record(0, [box("traffic light", *CAT.bins)])], answers)
     assert (found["f1_class@0.5"], found["desc_exact"], found["desc_normalised"]) == (0, 0, 1)
@@ -101,7 +101,7 @@ def test_names_can_be_compared_in_a_common_form():
     assert (found["f1_class@0.5"], found["AP"]) == (1, pytest.approx(1))
 
 
-def test_the_worst_image_is_named():
+def test_worst_image_is_reported():
     records = [record(0, [CAT]), record(1, [CAT, DOG]), record(2, []), record(3, [DOG])]
     found = document(records, [answer([CAT]), answer([]), answer([]), answer([])])
     assert found["worst_image"] == {
@@ -110,7 +110,7 @@ def test_the_worst_image_is_named():
     }  # fmt: skip
 
 
-def test_answers_that_do_not_end_do_not_parse():
+def test_truncated_answers_count_as_not_parsed():
     whole = '{"object_1": {"desc": "cat", "bbox_2d": ["<|coord_1|>", "<|coord_2|>", "<|coord_3|>", "<|coord_4|>"]}'
     texts = [whole + "}", whole, "no JSON", "{}", "{} Done."]
     found = document([record(i, [CAT]) for i in range(5)], [read_answer(text) for text in texts])
@@ -123,18 +123,18 @@ def test_loops_are_recognised():
     assert read_answer("{}", finish_reason="repetition").looped
 
 
-def test_counts_err_in_the_mean_over_images():
+def test_counting_error_is_mean_over_images():
     found = document([record(0, [CAT]), record(1, [CAT, DOG])], [answer([CAT, DOG]), NO_ANSWER])
     assert (found["counting_error"], found["misses"], found["predictions"]) == (1.5, 2, 2)
 
 
-def test_a_set_that_answers_nothing_has_figures():
+def test_scores_without_predictions_are_null():
     found = without_nan(document([record(0, [])], [NO_ANSWER]))
     assert {found[name] for name in ("AP", "f1@0.5", "precision@0.5", "recall@0.5", "desc_exact")} == {None}
     assert (found["misses"], found["parse_rate"]) == (0, 0.0)
 
 
-def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():
+def test_confidence_intervals_contain_score_and_are_reproducible_by_seed():
     scores = AnswerScores.from_images(scored_images(*random_scene(1)))
     draws = bootstrap_weights(40, draws=100, seed=3)
     assert np.array_equal(draws, bootstrap_weights(40, draws=100, seed=3))
@@ -146,11 +146,11 @@ def test_intervals_hold_the_figure_and_are_the_same_for_one_seed():
     assert found["AP"][0] < found["AP"][1]
 
 
-def test_intervals_lie_about_the_figure_and_not_about_the_mean_of_the_draws():
+def test_confidence_interval_is_centred_on_score_not_on_mean_of_resamples():
     assert intervals({"AP": np.array([0.2, 0.3, 0.4])}, {"AP": 0.5})["AP"] == pytest.approx([0.405, 0.595])
 
 
-def test_outlines_have_scores_of_their_boxes_too():
+def test_outlines_also_have_box_scores():
     triangle, filled = poly("cat", 0, 0, 400, 0, 0, 400), box("cat", 0, 0, 400, 420)
     found = document([record(0, [triangle, DOG])], [answer([filled, box("cat", 500, 500, 900, 900)])])
     assert (found["f1@0.5"], found["box_f1@0.5"], found["box_f1_class@0.5"]) == (0.5, 1.0, 0.5)
@@ -159,7 +159,7 @@ def test_outlines_have_scores_of_their_boxes_too():
     assert (boxes["box_f1@0.5"], boxes["box_f1_class@0.5"]) == (boxes["f1@0.5"], boxes["f1_class@0.5"])
 
 
-def test_shares_of_images_have_wilsons_intervals_and_no_figure_leaves_its_range():
+def test_image_rates_have_wilson_intervals_within_valid_range():
     count = 20
     records = [record(place, [CAT]) for place in range(count)]
     found = document(records, [answer([CAT])] * count, resamples=bootstrap_weights(count, draws=50, seed=0))
@@ -168,7 +168,7 @@ def test_shares_of_images_have_wilsons_intervals_and_no_figure_leaves_its_range(
     assert bounded({"f1@0.5": [-0.1, 1.2], "misses": [-3, 12]}) == {"f1@0.5": [0, 1], "misses": [0, 12]}
 
 
-def test_two_sets_are_compared_on_the_same_draws():
+def test_two_answer_sets_are_compared_on_same_resamples():
     records, answers = random_scene(2)
     images = scored_images(records, answers)
     worse = scored_images(records, [one if place % 3 else NO_ANSWER for place, one in enumerate(answers)])
@@ -191,7 +191,7 @@ def test_each_object_has_its_verdict():
     assert found.found == (True, False)
 
 
-def test_what_nobody_can_judge_is_not_wrong():
+def test_unjudgeable_object_is_not_wrong():
     crowd = line_object(box("cat", 500, 0, 900, 400))
     found = judged([DOG], [box("cat", 600, 100, 700, 200)], crowds=[crowd])
     assert found.answered == ("unjudged",)
@@ -201,7 +201,7 @@ def test_what_nobody_can_judge_is_not_wrong():
 
 
 @pytest.mark.parametrize("kind", ["bbox", "poly"])
-def test_as_many_are_right_as_the_figures_count(kind):
+def test_number_of_right_verdicts_equals_counts(kind):
     images = scored_images(*random_scene(11, kind=kind, crowded=True))
     for image in images:
         counts, found = image_counts(image), verdicts(image)

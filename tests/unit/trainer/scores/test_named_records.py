@@ -13,30 +13,30 @@ def data(tmp_path):
     return write_data(tmp_path, [[CAT], [DOG]], sample_ids=["a", "b"])
 
 
-def test_image_is_found_by_its_name_wherever_it_lay(tmp_path, data):
+def test_record_is_found_by_image_name_in_any_folder(tmp_path, data):
     assert read(tmp_path, data, [{"image": "/elsewhere/1.jpg", "text": TEXT}]).missing == ["a"]
 
 
-def test_image_of_several_records_names_none_of_them(tmp_path):
+def test_image_shared_by_several_records_is_refused(tmp_path):
     data = write_data(tmp_path, [[CAT], [DOG]], sample_ids=["a", "b"], images=["9x9.jpg", "9x9.jpg"])
     with pytest.raises(ConfigError, match=r"rollouts.jsonl:1 image: '9x9.jpg'; names several records.*FILE:LINE"):
         read(tmp_path, data, [{"image": "9x9.jpg", "text": TEXT}])
     assert read(tmp_path, data, [{"sample_id": "data.jsonl:2", "text": TEXT}]).missing == ["a"]
 
 
-def test_learners_file_is_read_with_those_of_all_other_processes(tmp_path, data):
+def test_learner_rollout_file_is_read_with_files_of_other_processes(tmp_path, data):
     for process, name in ((2, "a"), (3, "b")):
         write_rollouts(tmp_path, [learners_line(8, name, TEXT)], name=f"rank-{process}-rollouts.jsonl")
     found = read(tmp_path, data, [learners_line(8, "a", "{}")])
     assert [len(one.objects) for one in found.answers] == [2, 2]
 
 
-def test_more_scored_coordinates_than_the_text_has_are_refused(tmp_path, data):
+def test_logprobs_for_more_coordinates_than_text_has_are_refused(tmp_path, data):
     logprobs = [{"token": f"<|coord_{place}|>", "logprob": -1.0} for place in range(9)]
     with pytest.raises(ConfigError, match="has 9 coordinate tokens, and the text has 8"):
         read(tmp_path, data, [{"sample_id": "a", "text": TEXT, "logprobs": logprobs}])
 
 
 @pytest.mark.parametrize("name", ["traffic_light", "Traffic  light!", "TRAFFIC-LIGHT"])
-def test_common_form_of_a_name_has_one_case_and_no_marks(name):
+def test_normalised_name_ignores_case_and_punctuation(name):
     assert normalised(name) == "traffic light"

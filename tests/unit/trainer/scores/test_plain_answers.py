@@ -36,7 +36,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("text", WHOLE.values(), ids=WHOLE)
-def test_a_whole_answer_is_read(text):
+def test_complete_plain_answer_is_read(text):
     answer = read_plain_answer(text)
     assert answer.objects == (CAT, DOG)
     assert (answer.invalid, answer.points, answer.closed, answer.broken, answer.found_json) == (0, 0, True, False, True)
@@ -46,7 +46,7 @@ def test_a_whole_answer_is_read(text):
 
 
 @pytest.mark.parametrize("text", ["[]", "```json\n[]\n```", "{}", '{"objects": []}', "[[]]"])
-def test_an_answer_without_objects_is_whole(text):
+def test_answer_without_objects_is_complete(text):
     read = read_plain_answer(text).measured("bins", (10, 10), None)
     assert (read.objects, read.parsed, read.truncated) == ((), True, False)
 
@@ -54,7 +54,7 @@ def test_an_answer_without_objects_is_whole(text):
 @pytest.mark.parametrize(
     "name", ["grünes Dreieck", "红色的盒子", "صندوق أحمر", 'a "quoted" [name] {here}, ]', "```", "a\\b\n"]
 )
-def test_names_are_read_in_all_languages_and_with_brackets(name):
+def test_names_in_any_language_and_with_brackets_are_read(name):
     for ascii_only in (True, False):
         text = json.dumps([{"bbox_2d": [1, 2, 3, 4], "label": name}], ensure_ascii=ascii_only)
         (one,) = read_plain_answer(text).objects
@@ -62,7 +62,7 @@ def test_names_are_read_in_all_languages_and_with_brackets(name):
 
 
 @pytest.mark.parametrize("end", range(1, len(LISTED)))
-def test_an_answer_that_is_cut_anywhere_is_truncated_and_keeps_its_whole_objects(end):
+def test_answer_cut_anywhere_is_truncated_and_keeps_complete_objects(end):
     for before in ("", "```json\n", "Here: "):
         answer = read_plain_answer(before + LISTED[:end])
         whole = LISTED[:end].count("}")
@@ -84,7 +84,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("text", "kept"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_answer_is_not_truncated(text, kept):
+def test_broken_answer_is_not_reported_as_truncated(text, kept):
     answer = read_plain_answer(f"```json\n{text}\n```")
     read = answer.measured("bins", (10, 10), "stop")
     assert (read.parsed, read.truncated) == (False, False)
@@ -92,7 +92,7 @@ def test_a_broken_answer_is_not_truncated(text, kept):
 
 
 @pytest.mark.parametrize("text", ["", "There is a cat.", "None", "A cat at (10, 20), (300, 400)", "5"])
-def test_text_without_json_is_an_answer_that_cannot_be_read(text):
+def test_text_without_json_counts_as_unparsed_answer(text):
     read = read_plain_answer(text).measured("bins", (10, 10), "stop")
     assert (read.objects, read.parsed, read.truncated) == ((), False, False)
 
@@ -119,7 +119,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("entry", INVALID.values(), ids=INVALID)
-def test_an_invalid_entry_is_left_out_and_the_answer_is_broken(entry):
+def test_invalid_entry_is_left_out_and_answer_counts_as_broken(entry):
     answer = read_plain_answer(f"[{ENTRIES}, {entry}]")
     assert answer.objects == (CAT, DOG)
     assert answer.invalid == 1
@@ -127,7 +127,7 @@ def test_an_invalid_entry_is_left_out_and_the_answer_is_broken(entry):
     assert not answer.measured("bins", (10, 10), None).parsed
 
 
-def test_bins_and_pixels_become_pixels_of_the_image():
+def test_bins_and_pixels_become_image_pixels():
     bins, pixels = (
         read_plain_answer(LISTED).measured(unit, (640, 480), None).objects[0] for unit in ("bins", "pixels")
     )
@@ -135,21 +135,21 @@ def test_bins_and_pixels_become_pixels_of_the_image():
     assert pixels.box == (10, 20, 290, 380)
 
 
-def test_tokens_in_a_list_are_bins_whatever_the_unit_of_numbers():
+def test_coordinate_tokens_are_bins_whatever_unit_is_configured():
     text = '[{"bbox_2d": ["<|coord_10|>", "<|coord_20|>", "<|coord_300|>", "<|coord_400|>"], "label": "cat"}]'
     (one,) = read_plain_answer(text).measured("pixels", (640, 480), None).objects
     assert one.box == pytest.approx((6.4, 9.6, 185.6, 182.4))
     assert not [*read_plain_answer(text).numbers((640, 480))]
 
 
-def test_an_outline_is_an_object_too():
+def test_outline_is_read_as_object():
     (flat,) = read_plain_answer('[{"poly": [0, 0, 50, 0, 0, 50], "label": "cat"}]').objects
     (pairs,) = read_plain_answer('[{"poly": [[0, 0], [50, 0], [0, 50]], "label": "cat"}]').objects
     assert flat == pairs == PlainObject("cat", "poly", (0, 0, 50, 0, 0, 50))
     assert flat.measured("pixels", (100, 100)).kind == "poly"
 
 
-def test_an_object_three_times_in_a_row_is_a_loop():
+def test_same_object_three_times_in_row_is_loop():
     for count, looped in ((2, False), (3, True)):
         text = json.dumps(count * [{"bbox_2d": [1, 2, 3, 4], "label": "cat"}])
         assert read_plain_answer(text).measured("bins", (10, 10), None).looped is looped
@@ -167,7 +167,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize(("words", "text"), FORMS.items())
-def test_a_form_that_cannot_be_read_is_named(words, text):
+def test_unreadable_answer_format_is_described(words, text):
     assert words.replace("\\", "") in seen_form(text)
 
 
@@ -178,7 +178,7 @@ ENDLESS = (
 
 
 @pytest.mark.parametrize("text", ENDLESS, ids=range(len(ENDLESS)))
-def test_endless_brackets_are_read_within_seconds(text):
+def test_deeply_nested_brackets_are_read_within_seconds(text):
     began = time.process_time()
     read_plain_answer(text)
     assert time.process_time() - began < 5  # by the clock: milliseconds, or minutes where brackets are read again

@@ -41,20 +41,20 @@ NAMES = (
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_line_names_its_record(tmp_path, data, name):
+def test_rollout_line_names_its_record(tmp_path, data, name):
     found = read(tmp_path, data, [{**name, "text": TEXT}])
     assert [len(one.objects) for one in found.answers] == [0, 2]
     assert found.missing == ["a"]
 
 
 @pytest.mark.parametrize("value", [17, "17", 17.0, "17.0"])
-def test_an_id_is_a_number_or_its_text(tmp_path, value):
+def test_sample_id_may_be_number_or_text(tmp_path, value):
     data = write_data(tmp_path, [[CAT], [DOG]], sample_ids=["17", "18"])
     assert read(tmp_path, data, [{"sample_id": value, "text": TEXT}]).missing == ["18"]
     assert read(tmp_path, data, [{"image_id": value, "text": TEXT}]).missing == ["18"]
 
 
-def test_an_image_is_found_by_its_path_too(tmp_path, data):
+def test_record_is_found_by_image_path(tmp_path, data):
     found = read(tmp_path, data, [{"image": str(tmp_path / "0.jpg"), "text": TEXT}])
     assert found.missing == ["b"]
 
@@ -72,7 +72,7 @@ def tokens(text, logprob):
     return parts
 
 
-def test_objects_are_scored_by_their_coordinate_tokens(tmp_path, data):
+def test_object_score_is_geometric_mean_of_coordinate_token_probabilities(tmp_path, data):
     pairs = tokens(TEXT, iter([-0.1, -0.2, -0.3, -0.4, -1.0, -1.0, -1.0, -1.0]))
     expected = (math.exp(-0.25), math.exp(-1.0))
     chat = {"content": [{"token": token, "logprob": logprob} for token, logprob in pairs]}
@@ -85,7 +85,7 @@ def test_objects_are_scored_by_their_coordinate_tokens(tmp_path, data):
         assert read(tmp_path, data, lines).answers[0].scores == pytest.approx(expected)
 
 
-def test_scores_are_dropped_where_an_answer_has_none(tmp_path, data):
+def test_scores_are_dropped_if_any_answer_has_none(tmp_path, data):
     pairs = [{"token": token, "logprob": logprob} for token, logprob in tokens(TEXT, iter([-1.0] * 8))]
     lines = [{"sample_id": "a", "text": TEXT, "logprobs": pairs}, {"sample_id": "b", "text": TEXT}]
     assert [one.scores for one in read(tmp_path, data, lines).answers] == [None, None]
@@ -95,7 +95,7 @@ def learners_line(step, name, text, part="held-out"):
     return {"event": "rollout", "part": part, "step": step, "sample_id": name, "text": text, "finish_reason": "stop"}
 
 
-def test_of_a_learners_file_one_evaluation_is_read_from_all_processes(tmp_path, data):
+def test_one_evaluation_is_read_from_rollout_files_of_all_processes(tmp_path, data):
     lines = [
         learners_line(0, "a", "{}"),
         learners_line(0, "b", "{}"),
@@ -117,7 +117,7 @@ def test_answers_of_a_grpo_run_are_read(tmp_path, data):
     assert [len(one.objects) for one in read(tmp_path, data, lines).answers] == [2, 2]
 
 
-def test_a_line_of_a_learners_file_that_a_crash_has_cut_off_is_passed_over(tmp_path, data):
+def test_truncated_line_of_learner_rollout_file_is_skipped(tmp_path, data):
     path = write_rollouts(tmp_path, [learners_line(0, "a", TEXT), learners_line(0, "b", TEXT)])
     whole = path.read_text().splitlines()
     path.write_text("\n".join([whole[0], whole[0][:40], whole[1], whole[1][:40]]))
@@ -126,7 +126,7 @@ def test_a_line_of_a_learners_file_that_a_crash_has_cut_off_is_passed_over(tmp_p
     assert [len(one.objects) for one in found.answers] == [2, 2]
 
 
-def test_a_step_is_named_behind_the_file(tmp_path):
+def test_step_is_given_after_file_name(tmp_path):
     assert Rollouts.from_name("out/rollouts.jsonl@40").step == 40
     (tmp_path / "odd@40").write_text("")
     assert Rollouts.from_name(str(tmp_path / "odd@40")).step is None
@@ -145,12 +145,12 @@ def test_a_step_is_named_behind_the_file(tmp_path):
         ([], r"rollouts.jsonl: 'none'; must hold answers"),
     ],
 )
-def test_what_cannot_be_read_is_named_by_its_line(tmp_path, data, lines, message):
+def test_invalid_line_is_refused_with_its_number(tmp_path, data, lines, message):
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, data, lines)
 
 
-def test_what_is_no_json_is_named_by_its_line(tmp_path, data):
+def test_line_with_invalid_json_is_refused_with_its_number(tmp_path, data):
     write_rollouts(tmp_path, [])
     (tmp_path / "rollouts.jsonl").write_text(json.dumps({"sample_id": "a", "text": "{}"}) + "\n{half")
     records = load_records(data, rules=RecordRules(images_exist=False))
@@ -171,7 +171,7 @@ PIXELS = {"factors": (0.64, 0.48)}  # of images of 640 by 480
 @pytest.mark.parametrize("labels", ["label", "desc"])
 @pytest.mark.parametrize("form", ["auto", "qwen"])
 @pytest.mark.parametrize("unit", [None, "bins"])
-def test_qwens_answers_have_the_figures_of_the_same_answers_in_tokens(tmp_path, data, form, unit, labels):
+def test_qwen_format_answers_score_like_same_answers_in_tokens(tmp_path, data, form, unit, labels):
     answered = [[CAT, DOG], [DOG]]
     figures = []
     for write, reading in ((serialize_objects, None), (lambda one: plain(*one, labels=labels), Reading(form, unit))):
@@ -185,7 +185,7 @@ def test_qwens_answers_have_the_figures_of_the_same_answers_in_tokens(tmp_path, 
     assert figures[0]["precision@0.5"] == pytest.approx(2 / 3)
 
 
-def test_units_that_only_one_reading_fits_are_recognised(tmp_path, data):
+def test_units_are_recognised_if_only_one_reading_fits(tmp_path, data):
     found = read(tmp_path, data, [{"sample_id": "a", "text": plain(CAT)}, {"sample_id": "b", "text": plain(DOG)}])
     assert found.unit == "bins"
     assert found.notes == (f"plain numbers are bins, because 1 of 2 answers exceeds their image "
@@ -209,7 +209,7 @@ def test_units_that_only_one_reading_fits_are_recognised(tmp_path, data):
         ('[{"bbox_2d": [0, 0.1, 0.5, 1], "label": "a"}]', "all numbers lie between 0 and 1: they are shares"),
     ],
 )
-def test_units_are_not_guessed(tmp_path, data, text, words):
+def test_ambiguous_units_are_refused(tmp_path, data, text, words):
     lines = [{"sample_id": "a", "text": text}]
     with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*{words}.*--answer-units bins"):
         read(tmp_path, data, lines)
@@ -240,7 +240,7 @@ def many_records(tmp_path):
     ("size", "numbers", "stray", "unit"),
     [("640x480", (900, 900), (1200, 1200), "bins"), ("2000x3000", (1800, 2800), (2300, 3400), "pixels")],
 )
-def test_a_stray_number_does_not_tell_the_unit_and_is_said(tmp_path, many_records, size, numbers, stray, unit):
+def test_single_outlier_does_not_decide_unit_and_is_reported(tmp_path, many_records, size, numbers, stray, unit):
     found = read(tmp_path, many_records(size), many(numbers, stray=stray))
     assert found.unit == unit
     (note,) = found.notes
@@ -249,7 +249,7 @@ def test_a_stray_number_does_not_tell_the_unit_and_is_said(tmp_path, many_record
     assert note.endswith(f"in {tmp_path}/rollouts.jsonl:20), and disagree")
 
 
-def test_one_number_above_the_bins_makes_no_pixels(tmp_path, many_records):
+def test_single_number_above_bin_range_does_not_make_unit_pixels(tmp_path, many_records):
     data, lines = many_records("2000x3000"), many((900, 900), stray=(1200, 900))
     with pytest.raises(ConfigError, match=r"fit both bins.*but 1 of 20 answers exceeds 1000 \(1200 in .*:20\)"):
         read(tmp_path, data, lines)
@@ -257,19 +257,19 @@ def test_one_number_above_the_bins_makes_no_pixels(tmp_path, many_records):
     assert "as --answer-units says; 1 of 20 answers exceeds 1000 (1200 in" in note
 
 
-def test_shares_are_named_though_one_number_is_none(tmp_path, many_records):
+def test_normalized_coordinates_are_refused_despite_single_outlier(tmp_path, many_records):
     lines = many((0.5, 0.75), stray=(1200, 900))
     with pytest.raises(ConfigError, match="between 0 and 1 but in 1 answer of 20: they are shares of the image"):
         read(tmp_path, many_records("640x480"), lines)
 
 
-def test_answers_without_a_box_have_no_unit(tmp_path, data):
+def test_answers_without_boxes_have_no_unit(tmp_path, data):
     found = read(tmp_path, data, [{"sample_id": name, "text": "```json\n[]\n```"} for name in "ab"])
     assert (found.form, found.unit, found.notes) == ("qwen", None, ("no answer has numbers",))
     assert all(one.parsed for one in found.answers)
 
 
-def test_the_form_that_reads_most_answers_is_taken_and_the_others_are_said(tmp_path, data):
+def test_format_that_reads_most_answers_is_chosen_and_others_are_reported(tmp_path, data):
     lines = [{"sample_id": "a", "text": TEXT}, {"sample_id": "b", "text": plain(DOG)}]
     found = read(tmp_path, data, lines)
     assert (found.form, [len(one.objects) for one in found.answers]) == ("stage2", [2, 0])
@@ -280,7 +280,7 @@ def test_the_form_that_reads_most_answers_is_taken_and_the_others_are_said(tmp_p
     assert [len(one.objects) for one in by_name.answers] == [2, 1], "tokens are read too"
 
 
-def test_a_learners_answers_are_in_tokens_even_where_all_are_broken(tmp_path, data):
+def test_learner_answers_are_read_as_tokens_even_if_all_are_broken(tmp_path, data):
     found = read(tmp_path, data, [learners_line(3, name, "A cat.") for name in "ab"])
     assert (found.form, found.answers[0].parsed) == ("stage2", False)
 
@@ -295,7 +295,7 @@ def test_a_learners_answers_are_in_tokens_even_where_all_are_broken(tmp_path, da
         ("", "no text"),
     ],
 )
-def test_a_form_that_cannot_be_read_is_named(tmp_path, data, text, seen):
+def test_unreadable_answer_format_is_refused_with_description(tmp_path, data, text, seen):
     lines = [{"sample_id": "a", "text": text}, {"sample_id": "b", "text": ""}]
     with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*can be read in no form; seen: {seen}"):
         read(tmp_path, data, lines)
@@ -316,7 +316,7 @@ PYTHONS_TOKENS = TEXT.replace('"', "'")
         (TEXT[:40], "JSON that breaks off"),
     ],
 )
-def test_a_file_of_broken_answers_is_no_file_of_empty_ones(tmp_path, data, text, seen):
+def test_file_of_only_broken_answers_is_refused_unless_form_is_given(tmp_path, data, text, seen):
     lines = [{"sample_id": name, "text": text} for name in "ab"]
     with pytest.raises(ConfigError, match=rf"rollouts.jsonl:1 text: .*can be read in no form.*seen: {seen}"):
         read(tmp_path, data, lines)
@@ -333,14 +333,14 @@ def test_a_file_of_broken_answers_is_no_file_of_empty_ones(tmp_path, data, text,
     ("empty", "form"), [("[]", "qwen"), ("{}", "stage2"), ("```json\n[]\n```", "qwen"), (plain(DOG), "qwen")]
 )
 @pytest.mark.parametrize("broken", [PYTHONS_OWN, PYTHONS_TOKENS, "There is a cat.", '{"error": "out of memory"}'])
-def test_a_broken_answer_among_others_counts_as_broken(tmp_path, data, empty, form, broken):
+def test_broken_answer_among_others_counts_as_broken(tmp_path, data, empty, form, broken):
     lines = [{"sample_id": "a", "text": broken}, {"sample_id": "b", "text": empty}]
     found = read(tmp_path, data, lines)
     assert (found.form, [one.parsed for one in found.answers]) == (form, [False, True])
     assert any(note.startswith("1 answer of 2 cannot be read") for note in found.notes)
 
 
-def test_lines_of_other_tools_are_named_with_the_command_that_rewrites_them(tmp_path, data):
+def test_lines_of_other_tools_are_refused_with_conversion_command(tmp_path, data):
     swift = [{"images": [{"path": f"/x/{place}.jpg"}], "response": TEXT, "labels": ""} for place in range(2)]
     with pytest.raises(ConfigError, match=r":1 text: .*the line has images, response, labels, as ms-swift writes; jq"):
         read(tmp_path, data, swift)
@@ -353,10 +353,10 @@ def test_lines_of_other_tools_are_named_with_the_command_that_rewrites_them(tmp_
         read(tmp_path, data, [document])
 
 
-def test_an_image_that_two_lines_answer_is_refused_in_each_form(tmp_path, data):
+def test_image_answered_by_two_lines_is_refused(tmp_path, data):
     with pytest.raises(ConfigError, match=r"rollouts.jsonl:2 image: '0.jpg'; is answered by an earlier line too"):
         read(tmp_path, data, [{"sample_id": "a", "text": plain(DOG)}, {"image": "0.jpg", "text": plain(DOG)}])
 
 
-def test_coordinates_are_counted_as_they_are_read():
+def test_coordinate_tokens_in_text_are_counted():
     assert count_coordinates(TEXT) == 8

@@ -76,21 +76,21 @@ def answers(found):
     return [(answer["status"], json.loads(answer["content"])) for answer in lines(found)]
 
 
-def test_calls_are_made_in_order_with_their_queries_and_bodies(server):
+def test_batched_calls_run_in_order_with_their_queries_and_bodies(server):
     finish = Call("finish", FINISH, '{"weight_version": "4"}')
     found = asyncio.run(server.ask(VERSION, PAUSE, START, finish))
     assert answers(found) == [(200, {"weight_version": "3"}), (200, {"status": "paused"}), (200, None), (200, {})]
     assert server.called == ["pause abort", "start", "finish 4"]
 
 
-def test_nothing_follows_an_answer_that_lacks_what_was_demanded(server):
+def test_batch_stops_after_answer_that_misses_demanded_value(server):
     server.version = "default"
     found = asyncio.run(server.ask(VERSION, PAUSE, START))
     assert answers(found) == [(200, {"weight_version": "default"})]
     assert server.called == []
 
 
-def test_nothing_follows_a_call_that_fails_and_the_servers_own_words_come_back(server):
+def test_batch_stops_after_failed_call_and_returns_its_error(server):
     found = asyncio.run(server.ask(PAUSE, Call("finish", FINISH, '{"weight_version": "bad"}'), START))
     statuses = [answer["status"] for answer in lines(found)]
     assert statuses == [200, 500]
@@ -98,7 +98,7 @@ def test_nothing_follows_a_call_that_fails_and_the_servers_own_words_come_back(s
     assert server.called == ["pause abort", "finish bad"]
 
 
-def test_what_is_no_route_of_an_update_is_not_called(server):
+def test_batch_with_non_update_route_is_refused(server):
     found = asyncio.run(server.ask(PAUSE, Call("chat", "/v1/chat/completions")))
     assert found.status_code == 400
     assert server.called == []
@@ -120,18 +120,18 @@ BROKEN = [
 
 
 @pytest.mark.parametrize("body", BROKEN)
-def test_of_a_broken_body_nothing_is_called(server, body):
+def test_malformed_batch_is_refused_without_any_call(server, body):
     assert asyncio.run(server.send(body)).status_code == 400
     assert server.called == []
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
-def test_other_methods_call_nothing(server, method):
+def test_batch_by_other_http_method_is_refused(server, method):
     assert asyncio.run(server.send(calls_to_json([PAUSE]), method=method)).status_code == 405
     assert server.called == []
 
 
-def test_an_answer_that_breaks_off_has_failed(server):
+def test_response_that_breaks_off_counts_as_failed_call(server):
     async def half(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b'{"half":', "more_body": True})
@@ -145,16 +145,16 @@ def test_an_answer_that_breaks_off_has_failed(server):
     assert server.called == []
 
 
-def test_calls_within_calls_are_refused(server):
+def test_nested_batches_are_refused(server):
     assert asyncio.run(server.ask(Call("calls", CALLS_ROUTE, calls_to_json([PAUSE])))).status_code == 400
 
 
-def test_a_stranger_calls_nothing(server):
+def test_batch_without_token_is_refused(server):
     assert asyncio.run(server.ask(PAUSE, headers={})).status_code == 401
     assert server.called == []
 
 
-def test_no_call_is_begun_for_a_learner_that_has_hung_up(server):
+def test_batch_stops_when_learner_has_disconnected(server):
     async def hang_up_while_it_starts():
         server.may_start.clear()
         gone, messages = asyncio.Event(), [{"type": "http.request", "body": calls_to_json([START, PAUSE]).encode()}]
@@ -183,6 +183,6 @@ def test_no_call_is_begun_for_a_learner_that_has_hung_up(server):
 
 
 @pytest.mark.parametrize("answer", [{}, {"success": 1}, {"success": "true"}, {"success": None}, [], None, "success"])
-def test_only_the_very_value_meets_a_demand(answer):
+def test_only_exact_value_meets_demand(answer):
     assert not is_met({"success": True}, answer)
     assert is_met({}, answer)

@@ -51,21 +51,21 @@ def installation(**changes):
         ({"torch_cuda": "14.1"}, None),
     ],
 )
-def test_a_driver_is_new_enough_or_named(changes, message):
+def test_too_old_cuda_driver_is_reported(changes, message):
     for problem in (learner_problem(installation(**changes)), server_problem(installation(**changes))):
         assert (problem is None) == (message is None)
         assert message is None or message in str(problem)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
-def test_hidden_gpus_are_a_learners_choice_and_a_servers_mistake(visible):
+def test_hidden_gpus_are_accepted_for_learner_and_refused_for_server(visible):
     found = installation(driver=None, visible=visible)
     assert learner_problem(found) is None
     assert unused_gpu(found, available=False) is None
     assert server_problem(found).path == "CUDA_VISIBLE_DEVICES"
 
 
-def test_a_learner_of_a_cpu_installation_looks_for_no_driver():
+def test_learner_of_cpu_installation_needs_no_driver():
     found = installation(for_gpus=False, driver=None)
     assert learner_problem(found) is None
     assert unused_gpu(found, available=False) is None
@@ -82,18 +82,18 @@ def test_a_learner_of_a_cpu_installation_looks_for_no_driver():
         ({"torch"}, False, False),
     ],
 )
-def test_the_vllm_that_is_installed_says_what_an_installation_is_for(installed, has_device, expected):
+def test_installed_vllm_package_decides_whether_installation_is_for_gpus(installed, has_device, expected):
     assert is_for_gpus(frozenset(installed), has_device=has_device) == expected
 
 
-def test_gpus_that_pytorch_cannot_use_are_named_with_what_is_there():
+def test_gpus_unusable_by_pytorch_are_reported_with_driver_and_cuda_versions():
     assert unused_gpu(installation(visible="7"), available=True) is None
     message = str(unused_gpu(installation(visible="7"), available=False))
     for part in ("CUDA_VISIBLE_DEVICES: '7'", "CUDA 13.0", "driver 580.95.05", "would train on the CPU", "nvidia-smi"):
         assert part in message
 
 
-def test_a_server_of_the_gpu_build_says_so_before_it_becomes_one(monkeypatch, tmp_path):
+def test_gpu_server_with_hidden_gpus_is_refused_before_start(monkeypatch, tmp_path):
     (tmp_path / "token").write_text("t")
     monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -106,7 +106,7 @@ def test_a_server_of_the_gpu_build_says_so_before_it_becomes_one(monkeypatch, tm
 
 
 @pytest.mark.parametrize("start", [lambda config: check_supported(config, world_size=1), load_policy])
-def test_a_learner_says_so_before_it_reads_a_model(monkeypatch, start):
+def test_learner_reports_old_driver_before_loading_model(monkeypatch, start):
     old = installation(driver="570.86.15")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(Installation, "detect", classmethod(lambda cls, environment: old))
@@ -120,7 +120,7 @@ LIBRARY = "int cuInit(int flags) { return %d; } int cuDriverGetVersion(int *vers
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize(("error", "found"), [(0, 13), (803, 0)])
 @pytest.mark.parametrize("variable", ["LD_LIBRARY_PATH", "VLLM_CUDA_COMPATIBILITY_PATH"])
-def test_what_initialises_decides_and_not_the_version(tmp_path, monkeypatch, error, found, variable):
+def test_cuda_initialisation_decides_rather_than_driver_version(tmp_path, monkeypatch, error, found, variable):
     (tmp_path / "cuda.c").write_text(LIBRARY % error)
     subprocess.run(["cc", "-shared", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
     environment = {"VLLM_ENABLE_CUDA_COMPATIBILITY": "1", variable: str(tmp_path)}
@@ -131,16 +131,16 @@ def test_what_initialises_decides_and_not_the_version(tmp_path, monkeypatch, err
     assert (learner_problem(Installation.detect(environment)) is None) == bool(found)
 
 
-def test_nothing_initialises_where_there_is_no_library():
+def test_cuda_does_not_initialise_without_library():
     assert starting_cuda({}) == 0
 
 
-def test_the_kernel_names_its_driver():
+def test_driver_version_is_read_from_kernel_module_text():
     text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 23 04:09:46 UTC 2025\nGCC version: 12\n"
     assert kernel_driver(text) == "570.86.15"
     text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\n"
     assert kernel_driver(text) == "580.95.05"
 
 
-def test_the_cuda_of_pytorch_is_known_without_importing_it():
+def test_cuda_version_of_pytorch_is_known_without_importing_it():
     assert torch_cuda() == torch.version.cuda

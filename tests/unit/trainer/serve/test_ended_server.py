@@ -21,7 +21,7 @@ CHAT = "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, {}), (FOLDER_ROUTE, {"tensors": []})])
-def test_what_it_drops_is_answered_as_by_a_server_that_has_gone(path, body, monkeypatch):
+def test_request_dropped_by_stopping_server_is_reported_as_lost_server(path, body, monkeypatch):
     asked, may_end = threading.Event(), threading.Event()
 
     def digests(*_):
@@ -60,7 +60,7 @@ def test_what_it_drops_is_answered_as_by_a_server_that_has_gone(path, body, monk
 
 
 @pytest.mark.parametrize(("engine_is_dead", "status"), [(True, 503), (False, 500)])
-def test_what_a_dead_engine_cannot_answer_is_no_refusal_either(engine_is_dead, status):
+def test_request_to_dead_engine_is_answered_with_503(engine_is_dead, status):
     def chat():
         raise HTTPException(500)
 

@@ -57,7 +57,7 @@ def draft(frame, tokenizer, text, most=MOST):
         (ANSWER, "<|im_end|>"),
     ],
 )
-def test_what_follows_is_drafted_up_to_the_next_coordinate(frame, tokenizer, written, follows):
+def test_frame_is_drafted_up_to_next_coordinate(frame, tokenizer, written, follows):
     found = draft(frame, tokenizer, written)
     assert found.startswith(follows)
     assert "<|coord_" not in found
@@ -68,7 +68,7 @@ def test_what_follows_is_drafted_up_to_the_next_coordinate(frame, tokenizer, wri
     )
 
 
-def test_most_steps_are_saved(frame, tokenizer):
+def test_drafting_saves_most_decoding_steps(frame, tokenizer):
     tokens, answer = encode(tokenizer, PROMPT), encode(tokenizer, ANSWER + "<|im_end|>")
     position, steps = 1, 1
     while position < len(answer):
@@ -80,22 +80,22 @@ def test_most_steps_are_saved(frame, tokenizer):
     assert coordinates < steps < 0.4 * len(answer)
 
 
-def test_an_answer_in_another_form_is_learned_from_its_own_first_object(frame, tokenizer):
+def test_frame_of_other_answer_format_is_learned_from_first_object(frame, tokenizer):
     one = '{"box":["<|coord_1|>","<|coord_2|>"],"name":"dog"};'
     assert draft(frame, tokenizer, one + '{"box":["<|coord_3|>').startswith('","')
 
 
-def test_tokens_whose_ids_are_no_characters_of_their_own_are_drafted_too(frame):
+def test_token_ids_in_surrogate_range_are_drafted(frame):
     surrogates = np.array([0xD800, 0xDFFF, 0xDC00, 7], dtype=np.int32)
     assert frame.draft(np.tile(surrogates, 3)[:-2], 3) == [0xDC00, 7, 0xD800]
 
 
-def test_where_keys_and_names_have_no_tokens_of_their_own_the_rest_is_drafted(tokenizer, monkeypatch):
+def test_frame_between_coordinates_is_drafted_without_tokens_for_keys(tokenizer, monkeypatch):
     monkeypatch.setattr(Frame, "_leading_to", lambda *_: "")
     assert draft(Frame(tokenizer), tokenizer, '{"object_1": {"desc": "dog", "bbox_2d": ["<|coord_1|>') == '", "'
 
 
-def test_vllm_gets_drafts_of_requests_that_have_gained_tokens_and_have_room(tokenizer, monkeypatch):
+def test_vllm_gets_drafts_only_for_requests_with_new_tokens_and_room(tokenizer, monkeypatch):
     monkeypatch.setattr(frame_proposer, "cached_tokenizer_from_config", lambda _: tokenizer)
     text = encode(tokenizer, PROMPT + '{"object_1": {"desc": "dog", "bbox_2d": ["<|coord_1|>')
     longest = len(text) + 1
@@ -111,7 +111,7 @@ def test_vllm_gets_drafts_of_requests_that_have_gained_tokens_and_have_room(toke
     assert proposer.propose([[int(text[-1])], [], [0]], lengths, rows) == [first, [], []]
 
 
-def test_a_key_that_a_looping_answer_never_ends_is_no_number():
+def test_endless_digits_in_object_key_are_not_read_as_number():
     tokenizer = qwen_like_tokenizer(("dog",))
     tokenizer.add_tokens(["1" * 10])
     frame = Frame(tokenizer)

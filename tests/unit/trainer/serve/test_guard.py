@@ -45,7 +45,7 @@ def bearer(token):
     return {"Authorization": f"Bearer {token}"}
 
 
-def test_health_is_open(client):
+def test_health_route_needs_no_token(client):
     assert client.get("/health").status_code == 200
 
 
@@ -60,35 +60,35 @@ def test_health_is_open(client):
         {"Authorization": f"Basic {TOKEN}"},
     ],
 )
-def test_every_other_route_demands_the_token(client, headers):
+def test_every_other_route_needs_token(client, headers):
     assert client.post("/update_weights", headers=headers).status_code == 401
     assert client.get("/health/deep", headers=headers).status_code == 401
     assert client.get("/docs", headers=headers).status_code == 401
     assert client.options("/update_weights", headers=headers).status_code == 401
 
 
-def test_a_second_header_beside_the_token_is_refused(client):
+def test_second_authorization_header_is_refused(client):
     both = [("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer another")]
     assert client.post("/update_weights", headers=both).status_code == 401
 
 
-def test_the_token_opens(client):
+def test_request_with_token_is_accepted(client):
     assert client.post("/update_weights", headers=bearer(TOKEN)).json() == "in"
 
 
-def test_a_websocket_needs_the_token_too(client):
+def test_websocket_needs_token(client):
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/stream"):
         pass
     with client.websocket_connect("/stream", headers=bearer(TOKEN)) as socket:
         assert socket.receive_text() == "in"
 
 
-def test_a_websocket_called_health_is_not_the_health_route(client):
+def test_websocket_at_health_path_needs_token(client):
     with pytest.raises(WebSocketDisconnect), client.websocket_connect("/health"):
         pass
 
 
-def test_no_guard_stands_without_a_token(monkeypatch):
+def test_guard_without_token_file_is_refused(monkeypatch):
     monkeypatch.delenv("STAGE2_TOKEN_FILE", raising=False)
     with pytest.raises(ConfigError, match="STAGE2_TOKEN_FILE"):
         TokenGuard(FastAPI())
@@ -133,26 +133,26 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.mark.parametrize("header", ["", *HEADERS], ids=HEADER_IDS)
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=[" ".join(route) for route in ROUTES])
-def test_a_route_is_closed(port: int, method: str, path: str, header: str) -> None:
+def test_every_route_of_running_server_is_closed_without_token(port: int, method: str, path: str, header: str) -> None:
     answer = exchange(HOST, port, request(method, path, header), tls=False)
     assert answer.startswith(b"HTTP/1.1 4")
     assert b"inside" not in answer
 
 
 @pytest.mark.parametrize("path", DISGUISES)
-def test_a_route_in_disguise_is_closed(port: int, path: str) -> None:
+def test_disguised_route_is_closed_without_token(port: int, path: str) -> None:
     answer = exchange(HOST, port, request("GET", path), tls=False)
     assert answer.startswith(b"HTTP/1.1 4")
     assert b"inside" not in answer
 
 
-def test_a_request_that_hides_in_another_is_closed(port: int) -> None:
+def test_smuggled_request_is_not_answered(port: int) -> None:
     answer = exchange(HOST, port, SMUGGLED, tls=False)
     assert answer.startswith(b"HTTP/1.1 ")
     assert b"/v1/models" not in answer
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=[" ".join(route) for route in ROUTES])
-def test_the_same_request_with_the_token_comes_in(port: int, method: str, path: str) -> None:
+def test_every_route_of_running_server_is_open_with_token(port: int, method: str, path: str) -> None:
     answer = exchange(HOST, port, request(method, path, f"Authorization: Bearer {TOKEN}"), tls=False)
     assert f"inside {method} {path}".encode() in answer

@@ -42,7 +42,7 @@ def options(command):
     return found
 
 
-def test_a_vllm_server_is_guarded_and_takes_weights():
+def test_vllm_server_command_has_token_guard_and_weight_transfer():
     found = options(vllm_command(config(), ENDPOINT, "cpu"))
     assert found["middleware"] == "stage2_trainer.serve.guard.TokenGuard"  # the last one is the outermost
     assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
@@ -52,24 +52,24 @@ def test_a_vllm_server_is_guarded_and_takes_weights():
 @pytest.mark.parametrize(
     "command", [lambda made, at: vllm_command(made, at, "cpu"), stub_command], ids=["vllm", "stub"]
 )
-def test_a_server_with_a_certificate_answers_over_tls(command):
+def test_server_command_with_certificate_uses_tls(command):
     found = options(command(config(), Endpoint("0.0.0.0", 8000, Certificate("/tls.crt", "/tls.key"))))
     assert (found["ssl-certfile"], found["ssl-keyfile"]) == ("/tls.crt", "/tls.key")
     assert not {"ssl-certfile", "ssl-keyfile"} & set(options(command(config(), ENDPOINT)))
 
 
-def test_gpus_take_weights_over_nccl_and_their_share_of_memory():
+def test_gpu_server_command_uses_nccl_and_configured_memory_share():
     found = options(vllm_command(config({"gpu_memory_utilization": 0.9}), ENDPOINT, "cuda"))
     assert json.loads(found["weight-transfer-config"]) == {"backend": "stage2-nccl"}
     assert found["gpu-memory-utilization"] == "0.9"
 
 
-def test_nccl_is_refused_where_this_vllm_has_no_gpu():
+def test_nccl_transport_is_refused_for_cpu_vllm():
     with pytest.raises(ConfigError, match=r"sync\.transport.*NCCL needs servers on GPUs"):
         server_process(config({"sync": {"transport": "nccl"}}), 0, ENDPOINT, "vllm")
 
 
-def test_the_transport_can_be_chosen():
+def test_transport_can_be_chosen():
     found = options(vllm_command(config({"sync": {"transport": "tcp"}}), ENDPOINT, "cuda"))
     assert json.loads(found["weight-transfer-config"]) == {"backend": "tcp"}
     assert options(stub_command(config(), ENDPOINT))["transport"] == "tcp"
@@ -98,7 +98,7 @@ def test_engine_keys_become_flags(key, value, flag, written):
     assert found[flag] == written
 
 
-def test_arguments_of_the_engine_are_flags_in_either_spelling():
+def test_engine_arguments_become_flags_in_either_spelling():
     engine = {"quantization": "fp8", "async-scheduling": False, "cudagraph_capture_sizes": [1, 8]}
     command = vllm_command(config({"engine": engine}), ENDPOINT, "cuda")
     found = options(command)
@@ -107,7 +107,7 @@ def test_arguments_of_the_engine_are_flags_in_either_spelling():
     assert {"no-async-scheduling", "cudagraph-capture-sizes"} <= found.keys()
 
 
-def test_the_installed_vllm_is_asked_about_arguments_of_the_engine():
+def test_engine_arguments_are_validated_by_installed_vllm():
     launch.require_engine_options(config({"engine": {"quantization": "fp8", "seed": 3, "async-scheduling": True}}))
     with pytest.raises(ConfigError) as caught:
         launch.require_engine_options(config({"engine": {"seed": "three", "ubatch_size": 2, "block_size": [1, 2]}}))
@@ -115,61 +115,61 @@ def test_the_installed_vllm_is_asked_about_arguments_of_the_engine():
     assert "invalid int value: 'three'" in str(caught.value)
 
 
-def test_every_argument_that_a_run_may_set_is_one_of_the_installed_vllm():
+def test_every_allowed_engine_argument_exists_in_installed_vllm():
     values = {name: ["--" + name.replace("_", "-")] for name in ENGINE_OPTIONS}
     unknown = {name for name, reason in vllm_compat.refused_by_vllm(values).items() if "unrecognized" in reason}
     assert unknown == set(vllm_compat.REMOVED_OPTIONS)
 
 
-def test_a_server_starts_without_reading_the_checkpoint_since_weights_are_pushed_anyway():
+def test_server_starts_with_dummy_weights_by_default():
     assert options(vllm_command(config(), ENDPOINT, "cpu"))["load-format"] == "dummy"
     assert options(stub_command(config(), ENDPOINT))["load-format"] == "dummy"
 
 
-def test_a_server_with_random_first_weights_leaves_image_normalization_to_the_processor():
+def test_server_with_dummy_weights_normalizes_images_in_processor():
     assert "no-mm-device-do-normalize" in options(vllm_command(config(), ENDPOINT, "cpu"))
     loaded = vllm_command(config({"load_format": "auto"}), ENDPOINT, "cpu")
     assert "no-mm-device-do-normalize" not in options(loaded)
 
 
-def test_pixel_limits_of_the_learner_are_those_of_the_server():
+def test_server_uses_pixel_limits_of_learner():
     limited = config(template={"min_pixels": 1024, "max_pixels": 9216})
     for command in (vllm_command(limited, ENDPOINT, "cpu"), stub_command(limited, ENDPOINT)):
         assert json.loads(options(command)["mm-processor-kwargs"]) == {"min_pixels": 1024, "max_pixels": 9216}
     assert "mm-processor-kwargs" not in options(vllm_command(config(), ENDPOINT, "cpu"))
 
 
-def test_a_key_that_vllm_has_given_up_is_left_out_with_a_warning(caplog):
+def test_key_removed_from_vllm_is_ignored_with_warning(caplog):
     with caplog.at_level(logging.WARNING):
         found = options(vllm_command(config({"swap_space": 4.0}), ENDPOINT, "cuda"))
     assert "swap-space" not in found
     assert "swap_space is ignored" in caplog.text
 
 
-def test_servers_that_share_a_machine_share_its_cores():
+def test_servers_on_same_machine_share_its_cores():
     assert environment({}, "cpu", cores=8, servers_here=3)["OMP_NUM_THREADS"] == "2"
     assert environment({}, "cpu", cores=2, servers_here=3)["OMP_NUM_THREADS"] == "1"
 
 
-def test_copies_of_the_model_in_one_server_share_its_cores():
+def test_workers_of_same_server_share_its_cores():
     assert environment({}, "cpu", cores=8, servers_here=2, workers=2)["OMP_NUM_THREADS"] == "2"
     assert environment({}, "cpu", cores=2, servers_here=1, workers=6)["OMP_NUM_THREADS"] == "1"
 
 
-def test_an_eager_server_on_cpus_compiles_nothing_and_needs_no_compiler():
+def test_eager_cpu_server_disables_compilation():
     assert environment({}, "cpu", cores=2, servers_here=1, eager=True)["TORCHDYNAMO_DISABLE"] == "1"
     for platform, eager in (("cpu", False), ("cuda", True)):
         assert "TORCHDYNAMO_DISABLE" not in environment({}, platform, cores=2, servers_here=1, eager=eager)
 
 
-def test_a_cpu_server_with_one_worker_needs_no_process_for_it():
+def test_cpu_server_with_single_worker_runs_it_in_same_process():
     one = environment({}, "cpu", cores=2, servers_here=1)
     two = environment({}, "cpu", cores=2, servers_here=1, workers=2)
     assert one["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in two
 
 
-def test_a_gpu_server_compiles_nothing_with_nvcc_unless_a_person_says_so():
+def test_gpu_server_disables_flashinfer_unless_environment_enables_it():
     compiled = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER")
     gpu, cpu = (environment({}, platform, cores=2, servers_here=1) for platform in ("cuda", "cpu"))
     assert [gpu[name] for name in compiled] == ["0", "0"]
@@ -178,7 +178,7 @@ def test_a_gpu_server_compiles_nothing_with_nvcc_unless_a_person_says_so():
     assert environment(chosen, "cuda", cores=2, servers_here=1)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
 
 
-def test_what_a_person_sets_in_the_environment_stays():
+def test_environment_variables_set_by_user_are_kept():
     env = environment({"OMP_NUM_THREADS": "5", "PATH": "/bin"}, "cpu", cores=2, servers_here=1)
     assert (env["OMP_NUM_THREADS"], env["PATH"]) == ("5", "/bin")
     assert env["VLLM_SERVER_DEV_MODE"] == "1"
@@ -194,7 +194,7 @@ def test_what_a_person_sets_in_the_environment_stays():
         ("cuda", {"max_num_seqs": 80, "speculation": "frame"}, True),
     ],
 )
-def test_frames_are_drafted_where_they_were_seen_to_pay_or_are_asked_for(platform, vllm, drafts):
+def test_frame_speculation_is_on_for_small_cpu_batches_or_when_configured(platform, vllm, drafts):
     written = options(vllm_command(config(vllm), ENDPOINT, platform))
     found = written.get("speculative-config")
     assert bool(found) is drafts
@@ -212,7 +212,7 @@ def test_ngrams_are_found_where_vllm_computes(platform, method):
     assert (drafts["method"], drafts["num_speculative_tokens"]) == (method, 24)
 
 
-def test_a_pod_finds_its_first_server_among_those_of_all_pods() -> None:
+def test_pod_finds_its_first_server_in_server_list() -> None:
     urls = [f"https://pod-{pod}.x:{port}" for pod in (0, 1, 2) for port in (8000, 8001)]
     servers = [{"base_url": url, "group_port": 51216 + index} for index, url in enumerate(urls)]
     found = config(vllm={"server": {"servers": servers}})
@@ -220,7 +220,7 @@ def test_a_pod_finds_its_first_server_among_those_of_all_pods() -> None:
 
 
 @pytest.mark.parametrize(("end", "code"), [("", EXIT_RETRYABLE), ("raise SystemExit(3)", 3)])
-def test_no_end_of_a_vllm_server_is_a_success_for_its_job(end, code, tmp_path):
+def test_vllm_server_never_exits_with_success_code(end, code, tmp_path):
     fakes = {
         "vllm.__init__": "",
         vllm_compat.SERVER_MODULE: f"assert __name__ == '__main__'\n{end}\n",

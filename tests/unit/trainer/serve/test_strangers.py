@@ -132,21 +132,21 @@ def is_closed(connection: socket.socket) -> bool:
     ],
     ids=["path", "query", "headers", "value", "name", "trailers", "trailer", "extension"],
 )
-def test_endless_head_is_cut_off(served, start, again, token):
+def test_endless_request_head_is_cut_off(served, start, again, token):
     start = start.replace(b"Host: h\r\n", b"Host: h\r\n" + token)
     with contextlib.closing(served.connect()) as connection:
         assert taken(connection, start, again) < MANY_BYTES
     assert served.health() == 200
 
 
-def test_most_headers_of_a_request_are_bounded(served):
+def test_number_of_request_headers_is_limited(served):
     for count, found in [(bounded_http.MOST_HEADERS - 1, 401), (bounded_http.MOST_HEADERS, 400)]:
         with contextlib.closing(served.connect()) as connection:
             connection.sendall(HELD + b"x:\r\n" * count + b"\r\n")
             assert status(connection) == found
 
 
-def test_pipelined_requests_reach_the_app_no_more_than_a_few_at_once(served):
+def test_number_of_queued_pipelined_requests_is_limited(served):
     with contextlib.closing(served.connect()) as connection:
         connection.sendall(HELD + BEARER + b"Content-Length: 0\r\n\r\n")
         with contextlib.suppress(OSError):  # it may hang up before it has all
@@ -158,7 +158,7 @@ def test_pipelined_requests_reach_the_app_no_more_than_a_few_at_once(served):
     assert served.app.asked <= bounded_http.MOST_QUEUED + 2
 
 
-def test_next_request_may_come_before_the_last_answer_has_ended(served):
+def test_pipelined_requests_are_all_answered(served):
     with contextlib.closing(served.connect()) as connection:
         connection.sendall(GET * 3)
         with connection.makefile("rb") as heard:
@@ -172,7 +172,7 @@ KINDS: list[Callable[[Served], socket.socket]] = [Served.knock, Served.connect]
 
 
 @pytest.mark.parametrize("open_one", KINDS, ids=["before TLS", "after TLS"])
-def test_one_stranger_too_many_ends_the_oldest(served, open_one):
+def test_too_many_unauthenticated_connections_close_oldest(served, open_one):
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(contextlib.closing(open_one(served))) for _ in range(3 * FEW)]
         assert all(is_closed(connection) for connection in waiting[: 2 * FEW])
@@ -183,7 +183,7 @@ def test_one_stranger_too_many_ends_the_oldest(served, open_one):
                 connection.recv(1)
 
 
-def test_strangers_end_no_connection_that_has_shown_the_token(served, monkeypatch):
+def test_unauthenticated_connections_do_not_close_authenticated_ones(served, monkeypatch):
     with contextlib.ExitStack() as stack:
         learner = stack.enter_context(contextlib.closing(served.connect()))
         learner.sendall(HELD + BEARER + b"Content-Length: 4\r\n\r\n")
@@ -221,7 +221,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("kind", SLOW)
-def test_slow_stranger_is_cut_off_whatever_comes(served, monkeypatch, kind):
+def test_slow_unauthenticated_connection_is_cut_off(served, monkeypatch, kind):
     usual = bounded_http.LONGEST_S
     monkeypatch.setattr(bounded_http, "LONGEST_S", 1.0)  # by the clock: their requests never end
     start, again = SLOW[kind]
@@ -247,7 +247,7 @@ def test_half_open_handshake_is_cut_off(served, monkeypatch):
         assert is_closed(begun) or begun.recv(65536)  # plain HTTP answers 400
 
 
-def test_learner_is_not_cut_off_by_time(served, monkeypatch):
+def test_authenticated_connection_is_not_cut_off_by_time_limit(served, monkeypatch):
     monkeypatch.setattr(bounded_http, "LONGEST_S", 2.0 * crowding())
     with contextlib.closing(served.connect()) as learner:
         learner.sendall(HELD + BEARER + b"Content-Length: 0\r\n\r\n")
@@ -267,7 +267,7 @@ def test_ended_connections_are_forgotten(served):
         assert status(holder) == 200
 
 
-def test_vllm_takes_its_settings_from_the_bounded_class(monkeypatch):
+def test_vllm_uses_bounded_http_protocol(monkeypatch):
     monkeypatch.setattr(uvicorn, "Config", uvicorn.Config)
     serve_with(BoundedConfig)
     config = uvicorn.Config(App(), port=0)

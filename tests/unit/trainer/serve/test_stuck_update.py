@@ -71,7 +71,7 @@ def impatient(monkeypatch):
     monkeypatch.setattr(routes, "LOADING_S", 0.0)
 
 
-async def test_an_update_that_its_learner_waits_for_is_not_stuck():
+async def test_health_is_ok_while_learner_waits_for_update():
     server = Server()
     await server.call("/init_weight_transfer_engine", b'{"init_info": {"timeout_s": 0.0}}')
     update = asyncio.ensure_future(server.call("/update_weights", b"names and shapes"))
@@ -82,7 +82,7 @@ async def test_an_update_that_its_learner_waits_for_is_not_stuck():
     assert server.bodies == [b"names and shapes"]
 
 
-async def test_one_that_goes_on_although_its_learner_has_gone_is_reported_by_health():
+async def test_health_fails_while_update_runs_without_its_learner():
     server = Server()
     update = await left_alone(server)
     assert await server.call("/health") == 503
@@ -91,7 +91,7 @@ async def test_one_that_goes_on_although_its_learner_has_gone_is_reported_by_hea
     assert await server.call("/health") == 200
 
 
-async def test_it_has_as_long_as_its_own_deadline():
+async def test_health_is_ok_until_deadline_of_update():
     server = Server()
     update = await left_alone(server, timeout_s=900)
     assert await server.call("/health") == 200
@@ -100,7 +100,7 @@ async def test_it_has_as_long_as_its_own_deadline():
 
 
 @pytest.mark.parametrize("learner_has_gone", [False, True])
-async def test_a_call_to_an_engine_that_has_died_ends(monkeypatch, learner_has_gone):
+async def test_update_ends_when_engine_has_died(monkeypatch, learner_has_gone):
     """Else vLLM's server, which waits for it before it ends, would stand there for ever with its port closed."""
     monkeypatch.setattr(routes, "ENGINE_CHECK_S", 0.01)
     server, hung_up = Server(), asyncio.Event()
@@ -115,7 +115,7 @@ async def test_a_call_to_an_engine_that_has_died_ends(monkeypatch, learner_has_g
     assert server.ended == ["/update_weights"]
 
 
-async def test_a_call_that_the_server_drops_when_it_stops_ends():
+async def test_update_is_cancelled_when_server_stops():
     """Else it would work on while vLLM takes its engine down, and answer a learner that has its answer."""
     server = Server()
     update = asyncio.ensure_future(server.call("/update_weights"))
@@ -126,5 +126,5 @@ async def test_a_call_that_the_server_drops_when_it_stops_ends():
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"init_info": {}}', b'{"init_info": {"timeout_s": "x"}}'])
-async def test_an_init_that_cannot_be_read_is_left_to_the_route(body):
+async def test_unreadable_init_request_is_passed_to_route(body):
     assert await Server().call("/init_weight_transfer_engine", body) == 200

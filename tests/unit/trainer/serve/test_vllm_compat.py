@@ -13,7 +13,7 @@ from stage2_trainer.sync.vllm.vllm_compat import offer_model_inspections
 NAME = "vllm-model.json"
 
 
-def test_only_the_segments_of_the_own_group_are_removed(tmp_path, monkeypatch):
+def test_only_shared_memory_segments_of_own_group_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(vllm_compat, "SHARED_MEMORY", tmp_path)
     own = ["-tp:0-[0-1]-cpushm_0", "-tp:0-[0-1]-cpushm_1"]
     others = ["-tp:0-[2-3]-cpushm_0", "51216-tp:0-[0-1]-cpushm_0", "psm_1"]
@@ -30,14 +30,14 @@ def _kept(folder: Path) -> Path:
     return folder
 
 
-def test_an_answer_of_the_image_lies_where_vllm_looks(tmp_path):
+def test_model_inspection_from_image_is_placed_in_vllm_cache(tmp_path):
     kept, root = _kept(tmp_path / "kept"), tmp_path / "root"
     for _ in range(2):
         offer_model_inspections(kept, root)
     assert (root / "modelinfos" / NAME).read_text() == "the image's"
 
 
-def test_an_answer_of_a_server_s_own_is_left_alone(tmp_path):
+def test_existing_model_inspection_of_server_is_not_replaced(tmp_path):
     kept, root = _kept(tmp_path / "kept"), tmp_path / "root"
     own = root / "modelinfos" / NAME
     own.parent.mkdir(parents=True)
@@ -47,7 +47,7 @@ def test_an_answer_of_a_server_s_own_is_left_alone(tmp_path):
     assert not own.is_symlink()
 
 
-def test_each_drafted_token_is_sampled_by_the_settings_of_its_request():
+def test_each_draft_token_uses_sampling_settings_of_its_request():
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
     for values in (torch.tensor([0.7, 0.5, 0.0]), torch.tensor([4, 9, 0], dtype=torch.int32)):
         expanded = torch.full((5,), 99, dtype=values.dtype)
@@ -55,7 +55,7 @@ def test_each_drafted_token_is_sampled_by_the_settings_of_its_request():
         assert expanded.tolist() == [values[0]] * 2 + [1] * 3
 
 
-def test_a_copy_of_a_server_gives_up_its_port_and_has_its_threads(monkeypatch):
+def test_forked_server_process_releases_port_and_keeps_thread_count(monkeypatch):
     monkeypatch.setattr(vllm_compat._Copy, "threads", torch.get_num_threads())
     inside, outside = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as port, inside, outside:

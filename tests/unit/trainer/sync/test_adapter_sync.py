@@ -15,7 +15,7 @@ from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.sync.test_merge import adapted
 
 
-def test_tensors_and_configuration_are_those_of_peft_checkpoints(tiny, tmp_path):
+def test_sent_adapter_tensors_and_config_equal_peft_checkpoint(tiny, tmp_path):
     model = adapted(tiny, target_modules=["q_proj", "up_proj"], rank_pattern={"up_proj": 2}, use_rslora=True)
     model.save_pretrained(tmp_path)
     saved = load_file(tmp_path / "adapter_model.safetensors")
@@ -27,7 +27,7 @@ def test_tensors_and_configuration_are_those_of_peft_checkpoints(tiny, tmp_path)
     assert {name: sorted(v) if isinstance(v := written[name], list) else v for name in config} == config
 
 
-def test_an_adapter_on_the_language_model_can_be_served(tiny):
+def test_adapter_on_language_model_can_be_served(tiny):
     assert adapter_obstacle(adapted(tiny)) is None
 
 
@@ -41,17 +41,17 @@ def test_an_adapter_on_the_language_model_can_be_served(tiny):
         ({"rank_pattern": {"q_proj": 600}}, "rank 600"),
     ],
 )
-def test_what_vllm_cannot_serve_is_named(tiny, options, reason):
+def test_adapter_that_vllm_cannot_serve_is_refused_with_reason(tiny, options, reason):
     found = adapter_obstacle(adapted(tiny, **options))
     assert found is not None
     assert re.search(reason, found)
 
 
-def test_a_model_without_adapters_has_none_to_serve(tiny):
+def test_model_without_adapter_cannot_use_adapter_sync(tiny):
     assert "train_type is full" in adapter_obstacle(tiny)
 
 
-def test_the_base_is_sent_without_what_the_adapter_adds(tiny):
+def test_base_weights_are_sent_without_adapter(tiny):
     model = adapted(tiny)
     own = dict(merged_weights(tiny))
     sent = dict(merged_weights(model).unmerged())
@@ -59,7 +59,7 @@ def test_the_base_is_sent_without_what_the_adapter_adds(tiny):
     assert all((sent[name] == own[name]).all() for name in own)
 
 
-def test_no_adapter_has_the_name_of_another_even_of_the_same_version(tiny, monkeypatch):
+def test_adapter_names_are_unique_even_for_same_version(tiny, monkeypatch):
     monkeypatch.setattr(adapter, "send", lambda *_: None)
     fleet = SimpleNamespace(update=lambda: nullcontext(Update([])), report=lambda update, version, **fields: fields)
     model, push = adapted(tiny), AdapterPush(fleet)

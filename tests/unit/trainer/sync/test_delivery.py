@@ -122,7 +122,7 @@ def test_every_server_is_sent_every_bucket_in_order(count):
     assert {session.client.has_s for session in servers.sessions} == {servers.timeout_s * (TENSORS + 1)}
 
 
-def test_nothing_is_copied_from_main_memory_to_main_memory():
+def test_packing_cpu_tensors_does_not_copy_them():
     parameter = torch.randn(3, 5)
     packed = Packer(CPU, CPU).pack(
         WeightSource((WeightEntry("t", parameter, None, trains=True),)).metadata(), iter([("t", parameter)]), None
@@ -130,7 +130,7 @@ def test_nothing_is_copied_from_main_memory_to_main_memory():
     assert packed.parts[0].data_ptr() == parameter.data_ptr()
 
 
-def test_short_tensors_are_put_together_once_and_long_ones_are_not():
+def test_short_tensors_are_concatenated_and_long_ones_are_sent_in_place():
     sizes = [5, SHORT_BYTES - 1, 3, SHORT_BYTES, 2, SHORT_BYTES + 7, 4]
     entries = [WeightEntry(f"t{i}", torch.full((n,), i, dtype=torch.uint8), None, True) for i, n in enumerate(sizes)]
     source = WeightSource(tuple(entries))
@@ -140,7 +140,7 @@ def test_short_tensors_are_put_together_once_and_long_ones_are_not():
     assert parts[2].data_ptr() == entries[3].parameter.data_ptr()
 
 
-def test_the_learner_digests_what_servers_make_while_tensors_are_still_being_sent(monkeypatch):
+def test_learner_computes_digests_while_tensors_are_being_sent(monkeypatch):
     servers = Servers(2)
     slow = servers.sessions[1].transfer
     slow.may_go.clear()
@@ -149,7 +149,7 @@ def test_the_learner_digests_what_servers_make_while_tensors_are_still_being_sen
     assert update.fit == servers.sessions
 
 
-def test_no_more_is_merged_ahead_than_there_are_slots():
+def test_merging_runs_ahead_only_by_number_of_slots():
     servers, merging = Servers(2), Merging()
     slow = servers.sessions[1].transfer
     slow.may_go.clear()
@@ -165,7 +165,7 @@ def test_no_more_is_merged_ahead_than_there_are_slots():
 
 
 @pytest.mark.parametrize("confirms", [False, True])
-def test_a_server_that_breaks_off_costs_only_itself_and_is_not_believed(confirms, monkeypatch):
+def test_server_with_broken_connection_is_dropped_without_affecting_others(confirms, monkeypatch):
     monkeypatch.setattr(delivery, "ANSWER_GRACE_S", 0.1)  # by the clock: its answer changes nothing
     servers = Servers(3)
     servers.sessions[1].transfer.breaks_at = 4
@@ -178,7 +178,7 @@ def test_a_server_that_breaks_off_costs_only_itself_and_is_not_believed(confirms
         update.raise_failures()
 
 
-def test_what_a_server_says_itself_comes_first():
+def test_error_reported_by_server_takes_precedence_over_connection_error():
     servers = Servers(1)
     servers.sessions[0].transfer.breaks_at = 4
     servers.sessions[0].client.refuses = "there is no layer t3"
@@ -186,7 +186,7 @@ def test_what_a_server_says_itself_comes_first():
         servers.push_all(Merging().source()).raise_failures()
 
 
-def test_a_refusal_ends_what_is_being_sent():
+def test_refusal_by_server_aborts_transfer():
     servers = Servers(1)
     session = servers.sessions[0]
     session.transfer.may_go.clear()
@@ -196,7 +196,7 @@ def test_a_refusal_ends_what_is_being_sent():
     assert session.transfer.aborted
 
 
-def test_nothing_is_merged_for_nobody():
+def test_merging_stops_when_all_servers_are_lost():
     servers, merging = Servers(2), Merging()
     for session in servers.sessions:
         session.transfer.breaks_at = 0
@@ -204,7 +204,7 @@ def test_nothing_is_merged_for_nobody():
     assert merging.merged <= delivery.SLOTS + 1
 
 
-def test_a_server_that_does_not_confirm_is_given_up_in_time():
+def test_server_that_does_not_confirm_times_out():
     servers = Servers(1)
     servers.timeout_s = 0.2  # by the clock: nobody confirms
     servers.sessions[0].client.answer.clear()

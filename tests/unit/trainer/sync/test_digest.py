@@ -24,21 +24,21 @@ def some(shape=(129, 515), dtype=torch.bfloat16):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.uint8])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (7, 5), (129, 515), (2**15 * 4 + 1,)])
-def test_equal_bytes_have_equal_digests_wherever_they_lie(dtype, shape):
+def test_equal_bytes_have_equal_digests_at_any_memory_offset(dtype, shape):
     tensor = (some(shape, torch.float32) * 50).to(dtype)
     shifted = torch.empty(tensor.numel() + 1, dtype=dtype)[1:].view(shape).copy_(tensor)
     assert hashed(shifted) == hashed(tensor)
     assert hashed(tensor.clone()) == hashed(tensor)
 
 
-def test_a_transposed_view_is_read_in_its_own_order():
+def test_digest_of_transposed_view_equals_digest_of_contiguous_copy():
     tensor = some()
     assert hashed(tensor.T) == hashed(tensor.T.contiguous()) != hashed(tensor)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("at_once", [1, 3, 64])
-def test_threads_and_pieces_change_nothing(threads, at_once, monkeypatch):
+def test_digest_does_not_depend_on_threads_or_piece_size(threads, at_once, monkeypatch):
     tensor = some((777, 1111))
     expected, before = hashed(tensor), torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -50,7 +50,7 @@ def test_threads_and_pieces_change_nothing(threads, at_once, monkeypatch):
 
 @pytest.mark.parametrize("place", [0, 1, 77, 66_000])
 @pytest.mark.parametrize("bit", [0, 7, 15])
-def test_one_bit_changes_it(place, bit):
+def test_flipping_single_bit_changes_digest(place, bit):
     tensor = some()
     changed = tensor.clone()
     changed.view(-1).view(torch.int16)[place] ^= -(2**15) if bit == 15 else 2**bit
@@ -58,26 +58,26 @@ def test_one_bit_changes_it(place, bit):
 
 
 @pytest.mark.parametrize("distance", [1, 4, 515, 2**13, 2**15, 2**17])
-def test_two_swapped_elements_change_it(distance):
+def test_swapping_two_elements_changes_digest(distance):
     tensor = some((2**18,))
     swapped = tensor.clone()
     swapped[0], swapped[distance] = tensor[distance], tensor[0]
     assert hashed(swapped) != hashed(tensor)
 
 
-def test_swapped_rows_and_swapped_pieces_change_it():
+def test_swapping_rows_changes_digest():
     tensor = some((8, 2**17))
     order = [1, 0, 2, 3, 4, 5, 6, 7]
     assert hashed(tensor[order]) != hashed(tensor)
 
 
-def test_name_dtype_and_shape_count():
+def test_digest_depends_on_name_dtype_and_shape():
     tensor = some()
     different = {hashed(tensor), hashed(tensor, "b"), hashed(tensor.view(515, 129)), hashed(tensor.view(torch.float16))}
     assert len(different) == 4
 
 
-def test_a_tensor_that_was_never_taken_makes_its_layer_another():
+def test_missing_tensor_changes_digest_of_its_layer():
     digests = Digests()
     digests.add("l.0.q_proj.weight", some((8, 8)))
     digests.add("l.1.down_proj.weight", some((8, 8)))
@@ -94,7 +94,7 @@ def layers(tensors):
     return digests.by_layer()
 
 
-def test_layers_are_named_whose_tensors_are_swapped_lost_or_wrong():
+def test_layers_with_swapped_missing_or_wrong_tensors_are_named():
     names = [f"l.{i}.self_attn.{p}_proj.weight" for i in range(3) for p in "qkv"]
     tensors = {name: some((8, 8)) + i for i, name in enumerate(names)}
     right = layers(tensors)
@@ -112,11 +112,11 @@ def test_layers_are_named_whose_tensors_are_swapped_lost_or_wrong():
     assert differing(right, layers(wrong)) == ["l.1.self_attn.qkv_proj"]
 
 
-def test_nothing_has_no_digest():
+def test_no_tensors_have_no_digests():
     assert digests_of([]) == {}
 
 
-def test_a_folders_tensors_are_compared_in_the_learners_dtype(tmp_path):
+def test_model_folder_tensors_are_digested_in_learner_dtype(tmp_path):
     save_file({"w": some(dtype=torch.float32)}, tmp_path / "model.safetensors")
     found = folder_digests(str(tmp_path), [("w", "bfloat16"), ("lost", "float32")])
     assert found == digests_of([("w", some())])
@@ -136,7 +136,7 @@ class Server:
         return {"digests": self.answer}
 
 
-def test_a_model_folder_has_every_base_weight_of_the_learner_as_it_is_now():
+def test_server_folder_must_hold_current_base_weights_of_learner():
     weights = {name: some((3,), torch.float32) for name in "ab"}
     source = WeightSource(tuple(WeightEntry(name, weight, None, trains=False) for name, weight in weights.items()))
     location, right = MergeLocation("auto"), digests_of(weights.items())

@@ -36,7 +36,7 @@ def trained_names(source):
     return {entry.name for entry in source.entries if entry.trains}
 
 
-def test_names_shapes_and_dtypes_are_those_of_the_checkpoint(tiny, tmp_path):
+def test_sent_weights_equal_saved_checkpoint(tiny, tmp_path):
     tiny.to(torch.bfloat16).save_pretrained(tmp_path)
     checkpoint = load_file(tmp_path / "model.safetensors")
     weights = sent(tiny)
@@ -56,7 +56,7 @@ def test_names_shapes_and_dtypes_are_those_of_the_checkpoint(tiny, tmp_path):
         {"use_dora": True, "target_modules": r".*visual\..*(qkv|linear_fc1|linear_fc2|attn\.proj)"},
     ],
 )
-def test_adapters_are_merged_as_peft_merges_them(tiny, dtype, rounding, options):
+def test_merged_weights_equal_peft_merge(tiny, dtype, rounding, options):
     model = adapted(tiny.to(dtype), **options)
     weights = sent(model)
     merged = dict(copy.deepcopy(model).merge_and_unload().named_parameters())
@@ -65,7 +65,7 @@ def test_adapters_are_merged_as_peft_merges_them(tiny, dtype, rounding, options)
         torch.testing.assert_close(weights[name], merged[name], rtol=rounding, atol=rounding / 2)
 
 
-def test_merging_works_from_bfloat16_adapters_in_float32(tiny):
+def test_bfloat16_adapters_are_merged_in_float32(tiny):
     model = adapted(tiny.to(torch.bfloat16)).to(torch.bfloat16)
     layer = model.get_base_model().model.language_model.layers[0].self_attn.q_proj
     exact = layer.base_layer.weight.double() + 2.0 * (
@@ -75,13 +75,13 @@ def test_merging_works_from_bfloat16_adapters_in_float32(tiny):
     assert torch.equal(sent(model)[name], exact.to(torch.bfloat16))
 
 
-def test_metadata_announces_what_iteration_yields(tiny):
+def test_weight_metadata_equals_yielded_tensors(tiny):
     source = merged_weights(adapted(tiny.to(torch.bfloat16), use_dora=True))
     yielded = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in source]
     assert [(meta.name, meta.dtype, meta.shape) for meta in source.metadata()] == yielded
 
 
-def test_a_pass_sees_the_step_that_came_before_it(tiny):
+def test_each_iteration_yields_current_weights(tiny):
     model = adapted(tiny)
     source = merged_weights(model)
     name = "model.language_model.layers.1.mlp.down_proj.weight"
@@ -91,7 +91,7 @@ def test_a_pass_sees_the_step_that_came_before_it(tiny):
     assert not torch.equal(dict(source)[name], before)
 
 
-def test_modules_trained_whole_are_sent_in_place_of_their_originals(tiny):
+def test_modules_to_save_are_sent_instead_of_originals(tiny):
     model = adapted(tiny, modules_to_save=["merger"])
     weights = sent(model)
     own = tiny.model.visual.merger.linear_fc1.weight
@@ -109,7 +109,7 @@ def test_lora_on_an_embedding_is_merged(tiny):
     assert "lm_head.weight" in sent(model)
 
 
-def test_what_trains_is_known(tiny):
+def test_trained_weight_names_are_known(tiny):
     model = adapted(tiny)
     names = trained_names(merged_weights(model))
     assert "model.language_model.layers.0.self_attn.q_proj.weight" in names
@@ -120,12 +120,12 @@ def test_what_trains_is_known(tiny):
 
 
 @pytest.mark.parametrize("options", [{"lora_bias": True}, {"use_dora": True, "target_modules": ["embed_tokens"]}])
-def test_an_adapter_without_a_known_merge_is_refused_by_name(tiny, options):
+def test_adapter_without_known_merge_is_refused(tiny, options):
     with pytest.raises(TypeError, match="no merge is known"):
         merged_weights(adapted(tiny, **options))
 
 
-def test_of_two_adapters_at_once_no_merge_is_known(tiny):
+def test_two_active_adapters_are_refused(tiny):
     model = adapted(tiny)
     model.add_adapter("other", LoraConfig(r=2, target_modules=["q_proj"]))
     model.base_model.set_adapter(["default", "other"])
@@ -155,16 +155,16 @@ def short(names):
         ("model.visual.merger.norm.bias", "model.visual.merger.norm"),
     ],
 )
-def test_a_tensor_belongs_to_the_layer_that_vllm_loads_it_into(name, layer):
+def test_tensor_belongs_to_fused_layer_of_vllm(name, layer):
     assert fused_layer(name) == layer
 
 
-def test_a_server_that_holds_nothing_is_sent_everything(tiny):
+def test_server_that_holds_nothing_is_sent_all_weights(tiny):
     source = merged_weights(adapted_by(tiny, "q_proj"))
     assert HeldVersions().stale_names(source) == source.names()
 
 
-def test_what_trains_is_sent_in_whole_fused_layers(tiny):
+def test_trained_weights_are_sent_as_whole_fused_layers(tiny):
     model = adapted_by(tiny, "k_proj", "down_proj", "up_proj")
     stale = held(model).stale_names(merged_weights(model))
     assert short(stale) == {
@@ -178,13 +178,13 @@ def test_what_trains_is_sent_in_whole_fused_layers(tiny):
     assert all("language_model.layers" in name for name in stale)
 
 
-def test_a_bias_goes_with_its_weight(tiny):
+def test_bias_is_sent_with_its_weight(tiny):
     model = adapted_by(tiny, "linear_fc1")
     stale = held(model).stale_names(merged_weights(model))
     assert {"model.visual.merger.linear_fc1.weight", "model.visual.merger.linear_fc1.bias"} <= stale
 
 
-def test_a_frozen_tensor_that_somebody_changed_is_sent(tiny):
+def test_modified_frozen_tensor_is_sent(tiny):
     model = adapted_by(tiny, "q_proj")
     server = held(model)
     norm = model.get_base_model().model.language_model.norm
@@ -195,7 +195,7 @@ def test_a_frozen_tensor_that_somebody_changed_is_sent(tiny):
     assert name in server.stale_names(merged_weights(model))
 
 
-def test_a_frozen_tensor_whose_storage_was_replaced_is_sent(tiny):
+def test_frozen_tensor_with_replaced_storage_is_sent(tiny):
     model = adapted_by(tiny, "q_proj")
     server = held(model)
     norm = model.get_base_model().model.language_model.norm
@@ -203,13 +203,13 @@ def test_a_frozen_tensor_whose_storage_was_replaced_is_sent(tiny):
     assert "model.language_model.norm.weight" in server.stale_names(merged_weights(model))
 
 
-def test_another_parameter_over_the_same_memory_is_another(tiny):
+def test_parameter_stamp_does_not_match_other_parameter_with_same_storage(tiny):
     own = torch.nn.Parameter(torch.zeros(2))
     assert Stamp.from_parameter(own).still_describes(own)
     assert not Stamp.from_parameter(own).still_describes(torch.nn.Parameter(own.data))
 
 
-def test_another_model_is_sent_whole(tiny):
+def test_different_model_is_sent_completely(tiny):
     model = adapted_by(tiny, "q_proj")
     server = held(model)
     del model
@@ -218,7 +218,7 @@ def test_another_model_is_sent_whole(tiny):
     assert server.stale_names(source) == source.names()
 
 
-def test_nothing_is_trusted_after_a_loss(tiny):
+def test_lost_server_is_sent_all_weights_again(tiny):
     model = adapted_by(tiny, "q_proj")
     session = ServerSession(client=None, transfer=Leaves())
     session.held, session.holds_base, session.proven_base = held(model), True, BaseWeights()
@@ -242,7 +242,7 @@ def step(parameters, scale):
 
 
 @pytest.mark.parametrize("use_dora", [False, True])
-def test_base_and_server_are_exact_after_a_thousand_changed_only_syncs(tiny, use_dora):
+def test_base_and_server_weights_are_exact_after_thousand_changed_only_pushes(tiny, use_dora):
     policy = adapted(tiny.to(torch.bfloat16), use_dora=use_dora, target_modules=["q_proj"])
     trains = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     at_start = {name: p.clone() for name, p in policy.named_parameters()}

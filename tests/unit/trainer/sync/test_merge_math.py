@@ -31,7 +31,7 @@ def exact_row(base, adapter, row):
 
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_merge_is_the_exact_one_rounded_to_float32(dtype, dora):
+def test_merge_equals_exact_merge_rounded_to_float32(dtype, dora):
     base, adapter = layer((OUT, IN), RANK, dtype, dora=dora)
     merged = merged_weight(base, adapter)
     assert merged.dtype == torch.float32
@@ -44,7 +44,7 @@ def test_a_merge_is_the_exact_one_rounded_to_float32(dtype, dora):
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("tile", [4000, 2**24])
-def test_threads_and_tiles_change_no_bit(dora, threads, tile, monkeypatch):
+def test_merge_is_bitwise_equal_for_any_threads_and_tile_size(dora, threads, tile, monkeypatch):
     base, adapter = layer((512, 777), 16, dora=dora)
     expected = merged_weight(base, adapter)
     before = torch.get_num_threads()
@@ -56,7 +56,7 @@ def test_threads_and_tiles_change_no_bit(dora, threads, tile, monkeypatch):
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_the_order_of_sums_changes_no_bit(dora):
+def test_merge_is_bitwise_equal_for_any_order_of_sums(dora):
     """What no number of threads shows: other orders, as another device's multiplication may have them."""
     base, adapter = layer((OUT, IN), RANK, dora=dora)
     columns, ranks = torch.randperm(IN), torch.randperm(RANK)
@@ -70,7 +70,7 @@ def test_sums_of_norms_are_exact_in_any_order():
     assert all(torch.equal(merge_math._row_norms(matrix[:, torch.randperm(IN)]), norms) for _ in range(5))
 
 
-def test_what_is_served_of_a_weight_and_kept_of_its_update_does_not_depend_on_tiles(monkeypatch):
+def test_served_weight_and_kept_update_do_not_depend_on_tile_size(monkeypatch):
     base, adapter = layer((OUT, IN), RANK, torch.bfloat16, dora=True)
 
     def served(tile):
@@ -83,7 +83,7 @@ def test_what_is_served_of_a_weight_and_kept_of_its_update_does_not_depend_on_ti
     assert of_cut == pytest.approx(share)
 
 
-def test_a_plain_float32_merge_depends_on_the_order_of_sums():
+def test_plain_float32_merge_depends_on_order_of_sums():
     """The reason for all this; where it no longer holds, `merge_math` can be plain."""
     base, adapter = layer((OUT, IN), RANK, dora=False)
     ranks = torch.randperm(RANK)
@@ -92,32 +92,32 @@ def test_a_plain_float32_merge_depends_on_the_order_of_sums():
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_an_adapter_that_adds_nothing_leaves_the_base(dora):
+def test_zero_adapter_leaves_base_unchanged(dora):
     base, adapter = layer((OUT, IN), RANK, dora=dora)
     nothing = Adapter(torch.zeros_like(adapter.up), adapter.down, 2.0, base.double().norm(dim=1) if dora else None)
     torch.testing.assert_close(merged_weight(base, nothing), base, rtol=2**-23, atol=0)
 
 
-def test_roots_are_rounded_correctly():
+def test_square_roots_are_correctly_rounded():
     """As another device has them. Those of torch on a CPU are not always."""
     values = torch.rand(10_000, dtype=torch.float64)
     assert merge_math._root(values).tolist() == [math.sqrt(value) for value in values.tolist()]
 
 
-def test_a_zero_has_the_same_sign_at_every_rank():
+def test_merged_zero_has_same_sign_at_every_rank():
     base, zero = torch.full((4, 8), -0.0), torch.zeros(4, 1)
     for rank in (1, 2, 9):
         merged = merged_weight(base, Adapter(zero.expand(4, rank), -torch.ones(rank, 8), 1.0))
         assert not merged.signbit().any()
 
 
-def test_a_row_of_zeros_is_a_row_of_zeros():
+def test_row_of_zeros_merges_to_zeros():
     base, adapter = layer((OUT, IN), RANK, dora=False)
     base[3], adapter.up[3] = 0, 0
     assert torch.equal(merged_weight(base, adapter)[3], torch.zeros(IN))
 
 
-def test_what_is_no_number_is_not_hidden():
+def test_nan_in_adapter_gives_nan_row():
     base, adapter = layer((OUT, IN), RANK, dora=True)
     adapter.up[2, 1] = float("nan")
     assert merged_weight(base, adapter)[2].isnan().all()
@@ -142,7 +142,7 @@ def kept(base, merged, rounding):
     return kept.share()
 
 
-def test_to_the_nearest_a_young_update_is_lost():
+def test_rounding_to_nearest_loses_small_early_updates():
     shares = [kept(*dora_after(steps), NEAREST) for steps in (1, 10, 50)]
     assert shares == sorted(shares)
     assert shares[0] < 0.3 < 0.5 < shares[1] < 1.05
@@ -150,7 +150,7 @@ def test_to_the_nearest_a_young_update_is_lost():
 
 
 @pytest.mark.parametrize("steps", [1, 10, 50])
-def test_stochastic_rounding_serves_an_update_whole_in_the_mean(steps):
+def test_stochastic_rounding_keeps_whole_update_in_mean(steps):
     base, merged = dora_after(steps)
     assert kept(base, merged, Rounding(steps)) == pytest.approx(1, abs=0.25)
     versions = 400
@@ -161,7 +161,7 @@ def test_stochastic_rounding_serves_an_update_whole_in_the_mean(steps):
     assert ((mean - merged.double()).abs() <= step * 6 / (2 * versions**0.5)).all()
 
 
-def test_equal_seeds_give_equal_bytes_and_others_do_not():
+def test_stochastic_rounding_is_reproducible_by_version_and_name():
     _, merged = dora_after(1)
     once = rounded(Rounding(3), "w", merged, torch.bfloat16)
     assert torch.equal(rounded(Rounding(3), "w", merged.clone(), torch.bfloat16), once)
@@ -169,7 +169,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not():
     assert not torch.equal(rounded(Rounding(3), "v", merged, torch.bfloat16), once)
 
 
-def test_a_neighbour_is_chosen_and_what_is_exact_stays():
+def test_stochastic_rounding_picks_neighbour_and_keeps_exact_values():
     torch.manual_seed(1)
     values = torch.randn(10_000)
     found = rounded(Rounding(1), "w", values, torch.bfloat16)
@@ -178,23 +178,23 @@ def test_a_neighbour_is_chosen_and_what_is_exact_stays():
     assert torch.equal(rounded(Rounding(1), "w", exact.float(), torch.bfloat16), exact)
 
 
-def test_what_is_not_finite_stays():
+def test_stochastic_rounding_keeps_infinite_nan_and_zero_values():
     values = torch.tensor([float("inf"), -float("inf"), float("nan"), 0.0, -0.0])
     torch.testing.assert_close(rounded(Rounding(1), "w", values, torch.bfloat16).float(), values, equal_nan=True)
 
 
-def test_what_is_no_number_stays_none_whatever_its_bits():
+def test_stochastic_rounding_keeps_nan_of_any_bit_pattern():
     values = torch.tensor([0x7F800001, 0x7FFFFFFF, -1], dtype=torch.int32).view(torch.float32)
     assert all(rounded(Rounding(version), "w", values, torch.bfloat16).isnan().all() for version in range(20))
 
 
-def test_other_dtypes_are_rounded_to_the_nearest():
+def test_other_dtypes_are_rounded_to_nearest():
     values = torch.randn(100)
     assert torch.equal(rounded(Rounding(1), "w", values, torch.float32), values)
     assert torch.equal(rounded(Rounding(1), "w", values, torch.float16), values.half())
 
 
-def test_float32_keeps_all_and_without_an_update_there_is_no_share():
+def test_kept_update_share_is_one_in_float32_and_undefined_without_update():
     base, merged = dora_after(1)
     assert kept(base.float(), merged, NEAREST) == pytest.approx(1)
     assert kept(base, base.float(), NEAREST) is None

@@ -14,12 +14,12 @@ CPU = torch.device("cpu")
 PATIENCE_S = 30.0
 
 
-def test_items_come_in_their_order() -> None:
+def test_prefetcher_keeps_order_of_items() -> None:
     assert list(one_ahead(iter(range(5)), CPU)) == [0, 1, 2, 3, 4]
     assert list(one_ahead(iter(()), CPU)) == []
 
 
-def test_the_next_is_made_while_one_is_used_and_no_further() -> None:
+def test_prefetcher_prepares_one_item_ahead() -> None:
     made = [threading.Event() for _ in range(3)]
 
     def items() -> Iterator[int]:
@@ -35,7 +35,7 @@ def test_the_next_is_made_while_one_is_used_and_no_further() -> None:
     assert not made[2].is_set()
 
 
-def test_what_making_an_item_raises_is_raised_where_it_is_asked_for() -> None:
+def test_prefetcher_raises_error_of_item_to_consumer() -> None:
     def items() -> Iterator[int]:
         yield 1
         raise ValueError("no such tensor")
@@ -46,7 +46,7 @@ def test_what_making_an_item_raises_is_raised_where_it_is_asked_for() -> None:
         next(ahead)
 
 
-def test_the_thread_ends_with_its_reader() -> None:
+def test_prefetcher_thread_ends_when_closed() -> None:
     ahead = one_ahead(iter(range(3)), CPU)
     next(ahead)
     ahead.close()  # type: ignore[attr-defined]

@@ -41,14 +41,14 @@ def off_by(own, mean, *, tail=0.0, of=6):
     return found
 
 
-def test_what_rounding_explains_is_a_proof(own):
+def test_gap_within_rounding_passes_proof(own):
     (report,) = judge({"server a:1": off_by(own, 0.02)}, own, None, tolerance=TOLERANCE)
     assert report.server == "server a:1"
     assert report.gap.mean == pytest.approx(0.02, rel=1e-4)
     assert report.gap.tokens == TOKENS
 
 
-def test_one_unlikely_token_that_is_far_off_is_no_reason(own):
+def test_single_outlier_token_passes_proof(own):
     found = off_by(own, 0.01)
     found[7] = own[7] + 2.0
     assert len(judge({"server a:1": found}, own, None, tolerance=TOLERANCE)) == 1
@@ -61,7 +61,7 @@ def test_one_unlikely_token_that_is_far_off_is_no_reason(own):
         ({"mean": 0.001, "tail": 1.5 * TOLERANCE * TAIL_TO_MEAN}, "99th percentile"),
     ],
 )
-def test_a_distance_above_its_limit_is_a_doubt_and_far_above_it_a_contradiction(own, fault, words):
+def test_gap_above_limit_is_doubt_and_far_above_limit_is_failed_proof(own, fault, words):
     with pytest.raises(DoubtfulProof, match=words):
         judge({"server a:1": off_by(own, **fault)}, own, None, tolerance=TOLERANCE)
     *_, (name, value) = fault.items()
@@ -70,7 +70,7 @@ def test_a_distance_above_its_limit_is_a_doubt_and_far_above_it_a_contradiction(
     assert not isinstance(caught.value, DoubtfulProof)
 
 
-def test_a_server_that_kept_its_old_weights_is_found_where_limits_alone_would_doubt(own):
+def test_server_with_old_weights_fails_proof_where_limits_alone_would_doubt(own):
     previous = off_by(own, 2.2 * TOLERANCE)
     with pytest.raises(DoubtfulProof):
         judge({"server a:1": previous}, own, None, tolerance=TOLERANCE)
@@ -79,31 +79,31 @@ def test_a_server_that_kept_its_old_weights_is_found_where_limits_alone_would_do
     assert not isinstance(caught.value, DoubtfulProof)
 
 
-def test_weights_that_moved_by_less_than_two_limits_are_not_told_apart_from_those_before(own):
+def test_weights_that_moved_less_than_two_limits_are_only_doubtful(own):
     previous = off_by(own, 1.8 * TOLERANCE)
     with pytest.raises(DoubtfulProof):
         judge({"server a:1": previous}, own, previous, tolerance=TOLERANCE)
 
 
-def test_weights_that_hardly_moved_look_like_those_before(own):
+def test_proof_passes_when_weights_hardly_moved(own):
     previous = off_by(own, 0.5 * TOLERANCE)
     assert len(judge({"server a:1": previous}, own, previous, tolerance=TOLERANCE)) == 1
 
 
-def test_a_server_with_the_new_weights_is_not_taken_for_a_stale_one(own):
+def test_server_with_new_weights_is_not_judged_stale(own):
     previous = off_by(own, -3 * TOLERANCE)
     assert len(judge({"server a:1": off_by(own, 0.9 * TOLERANCE)}, own, previous, tolerance=TOLERANCE)) == 1
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_contradicts(own, value):
+def test_non_finite_log_probability_fails_proof(own, value):
     found = own.clone()
     found[3] = value
     with pytest.raises(ProofError, match="server a:1"):
         judge({"server a:1": found}, own, own, tolerance=TOLERANCE)
 
 
-def test_the_server_that_contradicts_is_named_and_the_others_are_not(own):
+def test_failed_proof_names_only_failing_server(own):
     answers = {"server a:1": own, "server b:1": own - 1, "server c:1": off_by(own, 1.1 * TOLERANCE)}
     with pytest.raises(ProofError) as caught:
         judge(answers, own, None, tolerance=TOLERANCE)
@@ -113,7 +113,7 @@ def test_the_server_that_contradicts_is_named_and_the_others_are_not(own):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_rounding_as_it_was_measured_passes_and_a_permutation_does_not(seed):
+def test_measured_rounding_noise_passes_proof_and_permutation_fails(seed):
     torch.manual_seed(seed)
     own = -torch.rand(TOKENS) * 4
     noise = torch.randn(TOKENS) * TOLERANCE * 0.8  # bfloat16's, with some to spare: bench/results/probe_gap.md
@@ -122,7 +122,7 @@ def test_rounding_as_it_was_measured_passes_and_a_permutation_does_not(seed):
         judge({"server a:1": own[torch.randperm(TOKENS)]}, own, None, tolerance=TOLERANCE)
 
 
-def test_image_placeholders_are_not_judged():
+def test_image_placeholder_tokens_are_excluded_from_proof():
     types = torch.tensor([[0, 0, 1, 1, 1, 0, 0]])
     assert text_tokens(types).tolist() == [True, False, False, False, True, True]
 
@@ -155,7 +155,7 @@ class Server:
     [(None, F.linear), ({"use_dora": True}, F.linear), (None, zero3_linear_wrap)],
     ids=["the model", "with DoRA", "with what ZeRO-3 leaves in F.linear"],
 )
-def test_a_second_evaluation_is_that_of_the_same_weights_in_float32(tiny, probe, monkeypatch, options, linear):
+def test_wide_log_probabilities_equal_float32_model(tiny, probe, monkeypatch, options, linear):
     monkeypatch.setattr(F, "linear", linear)
     narrow = copy.deepcopy(tiny).to(torch.bfloat16)
     if options:
@@ -168,7 +168,7 @@ def test_a_second_evaluation_is_that_of_the_same_weights_in_float32(tiny, probe,
     assert (wide - exact).abs().mean() < 0.2 * rounding
 
 
-def test_the_tolerance_is_calibrated_by_what_rounding_does_and_the_first_gap_is_kept(tiny, probe, monkeypatch, caplog):
+def test_proof_tolerance_is_calibrated_by_rounding_error(tiny, probe, monkeypatch, caplog):
     narrow = copy.deepcopy(tiny).to(torch.bfloat16)
     off = 0.1
     monkeypatch.setattr(proof, "wide_logprobs", lambda model, inputs: learner_logprobs(model, inputs) + off)
@@ -181,7 +181,7 @@ def test_the_tolerance_is_calibrated_by_what_rounding_does_and_the_first_gap_is_
         schedule.prove(narrow, Server(narrow, probe, 6 * off), step=2)
 
 
-def test_a_wrong_tensor_contradicts_a_calibrated_proof(tiny, probe):
+def test_wrong_tensor_fails_calibrated_proof(tiny, probe):
     narrow = copy.deepcopy(tiny).to(torch.bfloat16)
     wrong = copy.deepcopy(narrow)
     with torch.no_grad():
@@ -190,7 +190,7 @@ def test_a_wrong_tensor_contradicts_a_calibrated_proof(tiny, probe):
         ProofSchedule(probe, every=1).prove(narrow, Server(wrong, probe), step=1)
 
 
-def test_a_doubt_that_a_second_answer_clears_is_a_proof(tiny, probe, caplog):
+def test_doubt_cleared_by_second_answer_passes_proof(tiny, probe, caplog):
     server = Server(tiny, probe, IN_DOUBT)
     with caplog.at_level(logging.INFO):
         (report,) = ProofSchedule(probe, every=0).prove(tiny, server, step=1)
@@ -200,7 +200,7 @@ def test_a_doubt_that_a_second_answer_clears_is_a_proof(tiny, probe, caplog):
     assert "proved: server a" in caplog.text
 
 
-def test_a_doubt_that_stays_ends_nothing_and_the_next_sync_is_proved(tiny, probe):
+def test_unresolved_doubt_continues_run_and_next_sync_is_proved(tiny, probe):
     server = Server(tiny, probe, IN_DOUBT, IN_DOUBT)
     schedule = ProofSchedule(probe, every=0)
     assert schedule.prove(tiny, server, step=1) == []
@@ -209,7 +209,7 @@ def test_a_doubt_that_stays_ends_nothing_and_the_next_sync_is_proved(tiny, probe
     assert server.asked == 3
 
 
-def test_a_contradiction_is_not_tried_again_but_the_next_sync_is_proved(tiny, probe):
+def test_failed_proof_is_not_retried_and_next_sync_is_proved(tiny, probe):
     server = Server(tiny, probe, 1.0)
     schedule = ProofSchedule(probe, every=100)
     with pytest.raises(ProofError, match="server a"):
@@ -218,7 +218,7 @@ def test_a_contradiction_is_not_tried_again_but_the_next_sync_is_proved(tiny, pr
     assert len(schedule.prove(tiny, server, step=1)) == 1
 
 
-def test_the_newest_proved_step_is_kept_and_neither_doubt_nor_contradiction_is_one(tiny, probe):
+def test_newest_proved_step_excludes_doubtful_and_failed_proofs(tiny, probe):
     proved, found = ProvedStep(), []
     schedule = ProofSchedule(probe, every=2, proved=proved)
     server = Server(tiny, probe, 0.0, IN_DOUBT, IN_DOUBT)
@@ -232,7 +232,7 @@ def test_the_newest_proved_step_is_kept_and_neither_doubt_nor_contradiction_is_o
     assert proved.step == 3
 
 
-def test_a_server_that_kept_the_weights_of_the_last_proof_is_found(tiny, probe):
+def test_server_with_weights_of_last_proof_fails_next_proof(tiny, probe):
     moved = copy.deepcopy(tiny)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -246,12 +246,12 @@ def test_a_server_that_kept_the_weights_of_the_last_proof_is_found(tiny, probe):
 
 
 @pytest.mark.parametrize(("every", "proved"), [(0, [0]), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
-def test_the_first_sync_is_proved_and_then_every_kth(tiny, probe, every, proved):
+def test_first_sync_and_every_kth_sync_are_proved(tiny, probe, every, proved):
     schedule, server = ProofSchedule(probe, every=every), Server(tiny, probe)
     assert [turn for turn in range(TURNS) if schedule.prove(tiny, server, step=turn)] == proved
 
 
-def test_image_placeholders_of_a_server_are_not_looked_at(tiny, probe):
+def test_proof_ignores_image_placeholder_tokens_of_server(tiny, probe):
     types = torch.zeros_like(probe.inputs["input_ids"])
     types[0, 10:50] = 1
     asked = Probe([], {**probe.inputs, "mm_token_type_ids": types})
@@ -265,14 +265,14 @@ def test_image_placeholders_of_a_server_are_not_looked_at(tiny, probe):
     assert report.gap.tokens == types.shape[1] - 1 - 40
 
 
-def test_scoring_in_parts_is_scoring_at_once(tiny, probe, monkeypatch):
+def test_scoring_in_chunks_equals_scoring_at_once(tiny, probe, monkeypatch):
     at_once = learner_logprobs(tiny, probe.inputs)
     monkeypatch.setattr(proof, "SCORED_AT_ONCE", 7)
     assert torch.equal(learner_logprobs(tiny, probe.inputs), at_once)
     assert len(at_once) == probe.inputs["input_ids"].shape[1] - 1
 
 
-def test_a_configured_tolerance_counts(tiny, probe):
+def test_configured_proof_tolerance_is_used(tiny, probe):
     assert len(ProofSchedule(probe, every=1, tolerance=1e4).prove(tiny, Server(tiny, probe, 1.0), step=1)) == 1
     with pytest.raises(ProofError, match=r"limits 1e-09.*vllm\.sync\.verify_tolerance"):
         ProofSchedule(probe, every=1, tolerance=1e-9).prove(tiny, Server(tiny, probe, 1e-3), step=1)

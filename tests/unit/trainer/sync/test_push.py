@@ -55,14 +55,14 @@ def test_weights_are_pushed_once_for_each_step(recorder):
     assert [report.version if report else None for report in reports] == [0, None, 1, None, None, 4]
 
 
-def test_a_push_is_logged_with_its_size_and_its_servers(caplog):
+def test_push_is_logged_with_size_and_servers(caplog):
     caplog.set_level("INFO")
     WeightSync("full", full=Recorder(bytes=45_600_000, tensors=7)).ensure_synced(MODEL, 3)
     assert "weights of step 3 on 2 servers: " in caplog.text
     assert ", 7 tensors, 45.6 MB each, 1.25 s" in caplog.text
 
 
-def test_a_failed_push_is_repeated_for_the_same_step(recorder):
+def test_failed_push_is_repeated(recorder):
     policy = WeightSync("full", full=recorder)
     policy.ensure_synced(MODEL, 3)
     recorder.error = LOST
@@ -73,7 +73,7 @@ def test_a_failed_push_is_repeated_for_the_same_step(recorder):
     assert policy.ensure_synced(MODEL, 4).version == 4
 
 
-def test_a_lost_server_makes_the_step_due_again(recorder):
+def test_lost_server_makes_push_of_same_step_due_again(recorder):
     policy = WeightSync("full", full=recorder)
     policy.ensure_synced(MODEL, 2)
     policy.invalidate()
@@ -81,7 +81,7 @@ def test_a_lost_server_makes_the_step_due_again(recorder):
     assert recorder.versions == [2, 2]
 
 
-def test_pushes_are_counted_so_that_one_of_the_same_version_is_known(recorder):
+def test_push_count_distinguishes_pushes_of_same_version(recorder):
     policy = WeightSync("full", full=recorder)
     counts = [policy.ensure_synced(MODEL, 2).pushes]
     policy.invalidate()
@@ -108,7 +108,7 @@ class Proofs:
         self.calls.append("next")
 
 
-def test_every_push_is_put_to_the_proof_and_one_after_a_lost_server_out_of_turn(recorder, adapters):
+def test_every_push_is_offered_for_proof_and_required_after_lost_server(recorder, adapters):
     prover = Proofs()
     policy = WeightSync("auto", full=recorder, adapter=adapters, prover=prover)
     policy.ensure_synced(MODEL, 0)
@@ -118,13 +118,13 @@ def test_every_push_is_put_to_the_proof_and_one_after_a_lost_server_out_of_turn(
     assert prover.calls == [(0, "policy-0"), "next", "next", (0, None)]
 
 
-def test_an_adapter_is_named_by_the_push_that_brought_it(recorder, adapters):
+def test_push_report_names_pushed_adapter(recorder, adapters):
     policy = WeightSync("adapter", full=recorder, adapter=adapters)
     assert policy.ensure_synced(MODEL, 3).adapter == policy.report.adapter == "policy-3"
     assert (policy.report.effective_mode, recorder.versions) == ("adapter", [])
 
 
-def test_a_refused_adapter_turns_the_run_to_full_pushes_with_one_warning(recorder, adapters, caplog):
+def test_refused_adapter_switches_run_to_full_pushes_with_one_warning(recorder, adapters, caplog):
     policy = WeightSync("auto", full=recorder, adapter=adapters)
     policy.ensure_synced(MODEL, 0)
     adapters.error = REFUSED
@@ -138,7 +138,7 @@ def test_a_refused_adapter_turns_the_run_to_full_pushes_with_one_warning(recorde
 
 
 @pytest.mark.parametrize(("error", "fallback"), [(REFUSED, False), (LOST, True)], ids=["no fallback", "only lost"])
-def test_a_refusal_without_fallback_and_a_lost_server_keep_adapter_mode(recorder, adapters, error, fallback):
+def test_adapter_mode_is_kept_without_fallback_or_after_lost_server(recorder, adapters, error, fallback):
     policy = WeightSync("adapter", full=recorder, adapter=adapters, fallback=fallback)
     adapters.error = error
     with pytest.raises(ServerError, match=error.detail):
@@ -158,14 +158,14 @@ def test_a_refusal_without_fallback_and_a_lost_server_keep_adapter_mode(recorder
         ("auto", True, "DoRA", "full"),
     ],
 )
-def test_modes_resolve_by_what_can_work(requested, enable_lora, obstacle, effective, caplog):
+def test_sync_mode_auto_resolves_by_lora_support(requested, enable_lora, obstacle, effective, caplog):
     caplog.set_level("INFO")
     assert resolve_mode(requested, enable_lora=enable_lora, obstacle=obstacle) == effective
     assert ("auto resolves to full" in caplog.text) == (requested == "auto" and effective == "full")
 
 
 @pytest.mark.parametrize(("enable_lora", "obstacle"), [(False, None), (True, "the vision tower has adapters")])
-def test_adapter_mode_that_cannot_work_is_refused_with_reason_and_way_out(enable_lora, obstacle):
+def test_unusable_adapter_mode_is_refused_with_reason_and_advice(enable_lora, obstacle):
     with pytest.raises(ConfigError, match=r"vllm\.sync\.mode") as caught:
         resolve_mode("adapter", enable_lora=enable_lora, obstacle=obstacle)
     (problem,) = caught.value.problems
@@ -173,7 +173,7 @@ def test_adapter_mode_that_cannot_work_is_refused_with_reason_and_way_out(enable
     assert "set it to full" in problem.way_out
 
 
-def test_an_update_that_rounding_swallows_is_warned_of_once(caplog):
+def test_update_lost_to_rounding_is_warned_about_once(caplog):
     policy = WeightSync("full", full=Recorder(rounding_kept={0: 1.0, 1: 0.05, 2: 0.2, 3: 0.9}))
     for step in range(4):
         policy.ensure_synced(MODEL, step)
@@ -182,7 +182,7 @@ def test_an_update_that_rounding_swallows_is_warned_of_once(caplog):
     assert "vllm.sync.rounding to stochastic" in warning
 
 
-def test_shares_are_of_the_whole_time_with_the_proof():
+def test_push_phase_shares_include_proof_time():
     report = SyncReport.create(1, 3.0, ["a"], wire_bytes=2 * 10**9, phase_seconds={"pack": 1.0, "send": 1.0})
     whole = report.completed(requested="full", effective="full", prove_s=1.0)
     assert (whole.phases.pack, whole.phases.send, whole.phases.prove) == (0.25, 0.25, 0.25)
@@ -214,7 +214,7 @@ def end_shared_group(sync):
     sync.fleet._shared = SimpleNamespace(ended=True)
 
 
-def test_after_the_group_of_all_servers_has_ended_the_push_is_repeated(sync):
+def test_push_is_repeated_after_shared_group_ended(sync):
     end_shared_group(sync)
     sync.outcomes = [LOST, "report", LOST]
     assert sync.push(MODEL, version=1) == "report"
@@ -222,7 +222,7 @@ def test_after_the_group_of_all_servers_has_ended_the_push_is_repeated(sync):
         sync.push(MODEL, version=2)
 
 
-def test_other_weights_end_the_run_though_the_group_of_all_servers_has_ended_too(sync):
+def test_digest_mismatch_stops_run_even_if_shared_group_ended(sync):
     end_shared_group(sync)
     sync.location.at_server = False  # no adapter trains
     sync.outcomes = ["mismatch"]
@@ -230,20 +230,20 @@ def test_other_weights_end_the_run_though_the_group_of_all_servers_has_ended_too
         sync.push(MODEL, version=1)
 
 
-def test_a_mismatch_of_one_push_does_not_count_in_the_next(sync):
+def test_digest_mismatch_of_earlier_push_is_not_reported_again(sync):
     sync.location.mismatches.append("server http://a:8000: digests differ")
     sync.outcomes = [LOST]
     with pytest.raises(ServerError, match="http://b:8000"):
         sync.push(MODEL, version=2)
 
 
-def test_a_mismatch_where_servers_merge_moves_the_merge_to_the_learner(sync):
+def test_digest_mismatch_of_server_merge_moves_merge_to_learner(sync):
     sync.outcomes = ["mismatch", "report"]
     assert sync.push(MODEL, version=1) == "report"
     assert (sync.location.effective, sync.planned().merge) == ("learner", "learner")
 
 
-def test_a_group_that_was_never_formed_is_forgotten_with_the_first_push(sync):
+def test_shared_group_that_never_formed_is_dropped_after_first_push(sync):
     end_shared_group(sync)
     sync.outcomes = ["report"]
     sync.push(MODEL, version=1)
@@ -256,7 +256,7 @@ def full_push_of(count, **options):
 
 
 @pytest.mark.parametrize(("count", "adapted", "shared"), [(2, False, False), (3, False, True), (3, True, False)])
-def test_so_many_servers_share_a_group_where_no_adapter_trains(count, adapted, shared, monkeypatch):
+def test_servers_share_group_from_configured_count_without_adapter(count, adapted, shared, monkeypatch):
     asked = []
     monkeypatch.setattr(full_push, "Fleet", lambda servers, **options: asked.append(options["one_group"]))
     full_push_of(count, adapted=adapted, how=VllmSync(one_group_from=3))
@@ -264,7 +264,7 @@ def test_so_many_servers_share_a_group_where_no_adapter_trains(count, adapted, s
 
 
 @pytest.mark.parametrize("changed_only", [True, False])
-def test_a_server_that_holds_everything_is_sent_it_again_only_where_that_is_wanted(changed_only):
+def test_up_to_date_server_is_sent_weights_only_without_changed_only(changed_only):
     full = full_push_of(1, how=VllmSync(changed_only=changed_only, merge="learner"))
     full.close()
     weights = WeightSource((WeightEntry("w", torch.zeros(2), None, trains=False),))
@@ -274,7 +274,7 @@ def test_a_server_that_holds_everything_is_sent_it_again_only_where_that_is_want
     assert shipment.names == (frozenset() if changed_only else weights.names())
 
 
-def test_a_push_says_whether_some_server_was_sent_everything(monkeypatch):
+def test_push_report_states_whether_any_server_got_all_weights(monkeypatch):
     full, model, said = full_push_of(2), torch.nn.Linear(1, 1).requires_grad_(False), []
     full.close()
     monkeypatch.setattr(full_push, "send", lambda *_: None)
@@ -288,7 +288,7 @@ def test_a_push_says_whether_some_server_was_sent_everything(monkeypatch):
     assert said == [True, True, False]
 
 
-def test_what_servers_merge_is_merged_here_once_though_one_of_them_needs_more():
+def test_server_merge_is_digested_once_per_tensor_for_all_shipments():
     merged = []
 
     class Noted(WeightSource):

@@ -57,20 +57,20 @@ class Client:
     ("vision_moved", "resets"),
     [(False, ["/reset_prefix_cache"]), (True, ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"])],
 )
-def test_caches_are_reset_after_the_update_and_before_generation_goes_on(vision_moved, resets):
+def test_caches_are_reset_after_update_and_before_generation_resumes(vision_moved, resets):
     client = Client()
     ServerSession(client, transfer=None).finish(3, vision_moved=vision_moved)
     assert client.posts == ["/finish_weight_update", *resets, "/resume"]
 
 
-def test_a_cache_that_an_aborted_request_still_holds_is_reset_until_it_is_free():
+def test_cache_reset_is_repeated_while_aborted_request_holds_cache():
     client = Client(resets=(False, False, True))
     ServerSession(client, transfer=None).finish(3, vision_moved=False)
     assert client.posts == ["/finish_weight_update", *["/reset_prefix_cache"] * 3, "/resume"]
 
 
 @pytest.mark.parametrize("answer", [False, None])
-def test_a_server_that_keeps_its_cache_does_not_hold_the_weights(answer):
+def test_server_that_cannot_reset_cache_is_not_resumed(answer):
     client = Client(resets=(answer,))
     client.timeout_s = 0.05  # by the clock: it never lets go
     with pytest.raises(ServerError, match="older weights"):
@@ -78,19 +78,19 @@ def test_a_server_that_keeps_its_cache_does_not_hold_the_weights(answer):
     assert "/resume" not in client.posts
 
 
-def test_adapters_that_an_earlier_learner_left_are_dropped_with_the_last_one():
+def test_adapters_of_earlier_learners_are_unloaded():
     client = Client()
     ServerSession(client, transfer=None).use_adapter("policy-3-bb")
     assert client.unloaded == ["policy-1-aa"]
 
 
-def test_a_server_of_merged_weights_keeps_no_adapter():
+def test_server_with_merged_weights_unloads_every_adapter():
     client = Client()
     ServerSession(client, transfer=None).drop_adapters()
     assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
 
 
-def test_adapters_are_asked_for_only_where_some_may_be():
+def test_adapters_are_listed_once_and_again_after_lost_server():
     client = Client()
     session = ServerSession(client, transfer=Leaves())
     for _ in range(2):
@@ -121,7 +121,7 @@ class Leaves:
         self.formed += 1
 
 
-def test_a_server_of_another_version_is_not_paused_before_a_new_group_is_formed():
+def test_server_with_unexpected_version_forms_new_group_before_pause():
     client, transfer = Client(), Leaves()
     session = ServerSession(client, transfer)
     session.begin()
@@ -135,7 +135,7 @@ def test_a_server_of_another_version_is_not_paused_before_a_new_group_is_formed(
 
 
 @pytest.mark.parametrize(("version", "holds_base"), [("default", True), ("3", False)])
-def test_a_new_session_learns_from_the_version_whether_the_server_has_its_own_base(version, holds_base):
+def test_weight_version_tells_new_session_whether_server_holds_base(version, holds_base):
     client = Client()
     client.version = version
     session = ServerSession(client, transfer=None)
@@ -143,13 +143,13 @@ def test_a_new_session_learns_from_the_version_whether_the_server_has_its_own_ba
     assert session.holds_base is holds_base
 
 
-def test_a_server_that_says_another_version_at_the_end_does_not_hold_the_weights():
+def test_server_reporting_wrong_version_after_update_is_error():
     client = Client()
     with pytest.raises(ServerError, match="phase confirm: reports weight version '3' instead of 4"):
         ServerSession(client, transfer=None).finish(4, vision_moved=False)
 
 
-def test_digests_are_asked_for_before_the_update_is_closed():
+def test_digests_are_requested_before_update_is_finished():
     client = Client()
     session = ServerSession(client, transfer=Grouped())
     session.finish(3, vision_moved=False, expected='{"names": []}')
@@ -180,7 +180,7 @@ class Refusing(Client):
 
 
 @pytest.mark.parametrize("finishes", [0, 1])
-def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself_meanwhile(finishes):
+def test_update_left_open_is_finished_before_new_update(finishes):
     client = Refusing(start=1, finish=finishes)
     session = ServerSession(client, transfer=None)
     session.holds_base = True
@@ -189,14 +189,14 @@ def test_an_update_that_somebody_left_open_is_closed_though_it_may_end_by_itself
     assert not session.holds_base
 
 
-def test_a_server_that_is_lost_while_an_update_is_closed_is_asked_nothing_more():
+def test_server_lost_while_finishing_open_update_is_error():
     client = Refusing(start=1, finish=1)
     client.status = None
     with pytest.raises(ServerError, match="refused"):
         ServerSession(client, transfer=None).begin()
 
 
-def test_merged_weights_replace_the_base_and_every_adapter():
+def test_full_push_replaces_base_and_unloads_adapters():
     client, held = Client(), HeldVersions()
     session = ServerSession(client, transfer=None)
     session.holds_base = True
@@ -205,7 +205,7 @@ def test_merged_weights_replace_the_base_and_every_adapter():
     assert client.unloaded == ["policy-1-aa", "policy-3-bb"]
 
 
-def test_images_that_another_base_has_encoded_are_forgotten_with_it():
+def test_image_caches_are_reset_once_when_base_changes():
     client = Client()
     session = ServerSession(client, transfer=None)
     for version in (3, 3):
@@ -213,7 +213,7 @@ def test_images_that_another_base_has_encoded_are_forgotten_with_it():
     assert client.posts.count("/reset_mm_cache") == client.posts.count("/reset_encoder_cache") == 1
 
 
-def test_a_server_that_refuses_to_begin_at_all_is_an_error():
+def test_server_that_refuses_to_start_update_is_error():
     with pytest.raises(ServerError, match="refused"):
         ServerSession(Refusing(start=2), transfer=None).begin()
 
@@ -232,7 +232,7 @@ def left(fleet):
     return [session.transfer.left for session in fleet.sessions]
 
 
-def test_a_server_that_fails_in_a_push_is_given_up_and_the_others_go_on(fleet):
+def test_server_that_fails_during_push_is_dropped_and_others_continue(fleet):
     def fail(session):
         if session is fleet.sessions[0]:
             raise ServerError(session.client.base_url, "push", "went away")
@@ -243,13 +243,13 @@ def test_a_server_that_fails_in_a_push_is_given_up_and_the_others_go_on(fleet):
     assert left(fleet) == [1, 0]
 
 
-def test_an_error_of_our_own_in_a_push_gives_every_server_up(fleet):
+def test_internal_error_during_push_drops_every_server(fleet):
     with pytest.raises(KeyError), fleet.update():
         raise KeyError
     assert left(fleet) == [1, 1]
 
 
-def test_server_off_the_list_is_sent_nothing_more_and_its_port_is_free_again(token):
+def test_server_removed_from_list_is_disconnected_and_its_port_freed(token):
     addresses = [ServerAddress(f"http://127.0.0.1:{port}", port) for port in (free_port(), free_port())]
     fleet = Fleet(addresses, token=token, timeout_s=10.0, device=torch.device("cpu"), bucket_bytes=LIMIT)
     workers = [tcp_receiver(), tcp_receiver()]
@@ -265,7 +265,7 @@ def test_server_off_the_list_is_sent_nothing_more_and_its_port_is_free_again(tok
     fleet.close()
 
 
-def test_with_the_group_of_all_servers_what_they_hold_is_forgotten(fleet):
+def test_leaving_ended_shared_group_disconnects_every_server(fleet):
     with fleet.update():
         pass
     fleet._shared = SimpleNamespace(ended=True)

@@ -51,7 +51,7 @@ def tables(base):
     return [EMBEDDING, HEAD] if base.lm_head.weight is not base.get_input_embeddings().weight else [EMBEDDING]
 
 
-def test_only_these_rows_of_each_table_are_sent_changed(base, policy):
+def test_only_trained_rows_of_each_table_change(base, policy):
     before, after = dict(base.named_parameters()), dict(merged_weights(policy))
     assert after.keys() == before.keys()
     for name in tables(base):
@@ -59,7 +59,7 @@ def test_only_these_rows_of_each_table_are_sent_changed(base, policy):
         assert changed == sorted(ROWS)
 
 
-def test_the_merged_model_says_what_the_policy_says(base, policy):
+def test_merged_model_logits_equal_policy(base, policy):
     merged = copy.deepcopy(base)
     merged.load_state_dict(dict(merged_weights(policy)), strict=False)
     ids = torch.tensor([[5, 9, 60, 31, 12]])
@@ -67,7 +67,7 @@ def test_the_merged_model_says_what_the_policy_says(base, policy):
         torch.testing.assert_close(merged(input_ids=ids).logits, policy(input_ids=ids).logits, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_of_the_output_reach_the_rows_through_the_table_that_the_loss_takes(policy):
+def test_output_gradients_reach_trained_rows(policy):
     table, bias = output_table(policy)
     table[ROWS].sum().backward()
     found = [p.grad for name, p in policy.named_parameters() if "trainable_tokens_delta" in name and p.grad is not None]
@@ -76,7 +76,7 @@ def test_gradients_of_the_output_reach_the_rows_through_the_table_that_the_loss_
     assert torch.equal(found[0], torch.ones_like(found[0]))
 
 
-def test_rows_train_in_float32_on_top_of_a_table_of_16_bits(tiny):
+def test_rows_train_in_float32_on_16_bit_table(tiny):
     policy = adapt(tiny.to(torch.bfloat16), ["vit", "aligner"], LORA, token_rows=ROWS)
     trained = {p.dtype for p in policy.parameters() if p.requires_grad}
     assert trained == {torch.float32}
@@ -85,7 +85,7 @@ def test_rows_train_in_float32_on_top_of_a_table_of_16_bits(tiny):
 
 @pytest.mark.parametrize("rounding", [Rounding(), Rounding(3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_server_makes_the_same_of_its_own_folder(base, dtype, rounding, tmp_path):
+def test_server_merge_of_trained_rows_equals_learner(base, dtype, rounding, tmp_path):
     base = base.to(dtype)
     save_file({name: p.detach().clone() for name, p in base.named_parameters()}, tmp_path / "model.safetensors")
     policy = moved(adapt(copy.deepcopy(base), ["vit", "aligner"], LORA, token_rows=ROWS))

@@ -51,7 +51,7 @@ def of_mlflow(folder):
 
 
 @pytest.mark.parametrize(("tracker", "read"), [("wandb", of_wandb), ("trackio", of_trackio), ("mlflow", of_mlflow)])
-def test_a_run_leaves_a_table_of_pictures_at_each_evaluation(
+def test_run_logs_table_of_pictures_at_each_evaluation(
     tmp_path, monkeypatch, model, encoder, image_paths, tracker, read
 ):
     pytest.importorskip(tracker)
@@ -95,20 +95,20 @@ def answers(image_paths, count):
     return [HeldOutAnswer(record, only_first(record), "stop", {"reward": float(place)}) for place in range(count)]
 
 
-def test_a_table_has_the_first_answers_alone_and_the_rewards_of_grpo(image_paths, written):
+def test_answer_table_has_only_first_answers_with_grpo_rewards(image_paths, written):
     answer_tables(run_config(training={"report_to": ["tensorboard", "mlflow"]}))(3, answers(image_paths, 20))
     (table,) = written
     assert [row["reward"] for row in table] == [float(place) for place in range(MOST_ROWS)]
     assert "F1" not in table[0]
 
 
-def test_of_several_processes_the_first_alone_writes(image_paths, written, monkeypatch):
+def test_only_rank_0_writes_answer_tables(image_paths, written, monkeypatch):
     monkeypatch.setattr(module, "rank", lambda: 1)
     answer_tables(run_config(training={"report_to": ["mlflow"]}))(3, answers(image_paths, 2))
     assert written == []
 
 
-def test_a_tracker_that_fails_costs_a_warning_and_no_run(image_paths, written, monkeypatch, caplog):
+def test_failing_tracker_logs_warning_and_run_continues(image_paths, written, monkeypatch, caplog):
     def refuse(tracker, table):
         raise ConnectionError("no such host")
 

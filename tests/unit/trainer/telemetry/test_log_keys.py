@@ -31,9 +31,9 @@ def written(tmp_path, model, encoder, image_paths):
 
 
 @pytest.mark.parametrize(("event", "sections"), [("step", OF_A_STEP), ("evaluation", ("Keys of an `evaluation`",))])
-def test_every_key_that_is_written_is_explained_and_no_other(written, event, sections):
+def test_logged_keys_equal_documented_keys(written, event, sections):
     assert sorted(written[event].keys() - {"step"}) == sorted(explained(*sections))
 
 
-def test_the_metrics_that_may_choose_a_checkpoint_are_those_of_an_evaluation(written):
+def test_best_model_metrics_equal_logged_evaluation_keys(written):
     assert sorted(written["evaluation"].keys() - {"step"}) == sorted(EVALUATION_KEYS)

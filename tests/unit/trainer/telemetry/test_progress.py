@@ -41,7 +41,7 @@ def ask(server, route="/progress", token="secret"):
     return httpx.get(url, headers={"Authorization": f"Bearer {token}"}, trust_env=False)
 
 
-def test_progress_is_served_in_the_documents_words(server):
+def test_progress_is_served_as_documented_json(server):
     assert ask(server).json() == {
         "step": 3,
         "maxSteps": 9,
@@ -70,32 +70,32 @@ def test_progress_is_served_in_the_documents_words(server):
     }
 
 
-def test_each_answer_is_the_latest_state(server, reporter):
+def test_progress_route_returns_latest_state(server, reporter):
     reporter.update(step=4, phase="done")
     assert (ask(server).json()["step"], ask(server).json()["phase"]) == (4, "done")
 
 
 @pytest.mark.parametrize("token", ["wrong", "secret2"])
-def test_nobody_without_the_token_is_answered(server, token):
+def test_progress_with_wrong_token_is_refused(server, token):
     response = ask(server, token=token)
     assert response.status_code == 401
     assert "step" not in response.text
 
 
-def test_a_request_without_any_token_is_not_answered(server):
+def test_progress_without_token_is_refused(server):
     assert httpx.get(f"http://127.0.0.1:{server.port}/progress", trust_env=False).status_code == 401
 
 
-def test_nothing_else_is_served(server):
+def test_other_routes_return_404(server):
     assert ask(server, "/").status_code == 404
 
 
-def test_the_termination_log_holds_the_last_state(reporter, tmp_path):
+def test_termination_log_holds_last_state(reporter, tmp_path):
     reporter.write_termination_log(tmp_path / "log")
     assert json.loads((tmp_path / "log").read_text()) == reporter.current.document()
 
 
-def test_a_termination_log_stays_within_what_kubernetes_reads(reporter, tmp_path):
+def test_termination_log_stays_within_kubernetes_limit(reporter, tmp_path):
     reporter.update(message="x" * 5000, reproducibility={"servers": ["y" * 5000]})
     reporter.write_termination_log(tmp_path / "log")
     assert (tmp_path / "log").stat().st_size <= 4096
@@ -118,7 +118,7 @@ def test_progress_is_served_over_tls(guarded):
     assert found.json()["step"] == 3
 
 
-def test_who_speaks_no_tls_keeps_nobody_waiting_and_leaves_no_traceback(guarded, capfd):
+def test_client_without_tls_blocks_nobody_and_logs_no_traceback(guarded, capfd):
     server, trusted = guarded
     with pytest.raises(httpx.TransportError):
         ask(server)
@@ -144,7 +144,7 @@ ROUTES, IDS = [(progress_server, 401), (metrics_server, 200)], ["/progress", "/m
 
 
 @pytest.mark.parametrize(("server", "status"), ROUTES, ids=IDS)
-def test_slow_clients_of_the_learners_routes_are_cut_off(monkeypatch, server, status):
+def test_slow_clients_of_learner_routes_are_cut_off(monkeypatch, server, status):
     usual = progress.LONGEST_S
     monkeypatch.setattr(progress, "LONGEST_S", 2.0)  # by the clock: their requests never end
     with contextlib.ExitStack() as stack:
@@ -158,7 +158,7 @@ def test_slow_clients_of_the_learners_routes_are_cut_off(monkeypatch, server, st
 
 
 @pytest.mark.parametrize(("server", "status"), ROUTES, ids=IDS)
-def test_one_client_too_many_of_the_learners_routes_ends_the_oldest(monkeypatch, server, status):
+def test_too_many_clients_of_learner_routes_close_oldest(monkeypatch, server, status):
     monkeypatch.setattr(progress, "MOST_CONNECTIONS", 3)
     monkeypatch.setattr(progress, "LONGEST_S", 600.0)
     with contextlib.ExitStack() as stack:
@@ -180,7 +180,7 @@ def test_one_client_too_many_of_the_learners_routes_ends_the_oldest(monkeypatch,
     [(b"GET /", b"a"), (b"GET / HTTP/1.0\r\n", b"x: y\r\n"), (b"GET / HTTP/1.0\r\n", b"x: " + b"y" * 60_000 + b"\r\n")],
     ids=["path", "headers", "large headers"],
 )
-def test_endless_request_to_the_learner_is_cut_off(monkeypatch, server, status, start, again):
+def test_endless_request_to_learner_is_cut_off(monkeypatch, server, status, start, again):
     read = 0
     plain = progress._FirstBytes.readinto
 

@@ -46,7 +46,7 @@ def served():
         yield log, reporter, scrape
 
 
-def test_figures_of_the_last_step_and_sums_over_all_are_served(served):
+def test_gauges_of_last_step_and_counters_over_run_are_served(served):
     log, _, scrape = served
     log.write("step", STEP)
     log.write("evaluation", {"loss": 99.0})
@@ -56,7 +56,7 @@ def test_figures_of_the_last_step_and_sums_over_all_are_served(served):
     assert (found["stage2_sync_bytes_total"], found["stage2_sync_seconds_total"]) == (200.0, 1.0)
 
 
-def test_the_parts_of_a_step_and_each_server_are_served(served):
+def test_step_phases_and_server_load_are_served(served):
     log, _, scrape = served
     servers = [{"server": "http://a", "busy_share": 0.5, "in_flight": 3.0}]
     log.write("step", {**STEP, "step/wall_s": 4.0, "step/generate_s": 3.0, "servers": servers})
@@ -66,7 +66,7 @@ def test_the_parts_of_a_step_and_each_server_are_served(served):
     assert found['stage2_server_requests_in_flight{server="http://a"}'] == 3.0
 
 
-def test_figure_of_nothing_is_no_number_until_a_step_has_it_again(served):
+def test_gauge_is_nan_while_metric_is_null(served):
     log, _, scrape = served
     log.write("step", {**STEP, "rollout/f1": 0.5})
     log.write("step", {**STEP, "rollout/f1": None, "rollout/gen_tokens_per_s": None, "sync/bytes": None})
@@ -78,7 +78,7 @@ def test_figure_of_nothing_is_no_number_until_a_step_has_it_again(served):
     assert scrape()["stage2_rollout_f1"] == 0.25
 
 
-def test_figure_is_missing_until_a_step_has_it(served):
+def test_gauge_is_absent_until_step_has_metric(served):
     """Stage 1 has no F1, which is not an F1 of 0."""
     log, _, scrape = served
     assert {name.partition("{")[0] for name in scrape()} == {"stage2_step", "stage2_max_steps", "stage2_phase"}
@@ -88,14 +88,14 @@ def test_figure_is_missing_until_a_step_has_it(served):
     assert found.keys() & {"stage2_rollout_f1", "stage2_rollout_tokens_total", "stage2_sync_seconds_total"} == set()
 
 
-def test_tokens_of_rollouts_that_serve_several_steps_are_counted_once(served):
+def test_tokens_of_reused_rollouts_are_counted_once(served):
     log, _, scrape = served
     for reused in (0.0, 1.0, 1.0, 0.0):
         log.write("step", {**STEP, "rollout/gen_new_tokens_total": 50.0, "rollout/buffer_reuse": reused})
     assert scrape()["stage2_rollout_tokens_total"] == 100.0
 
 
-def test_phase_and_sync_are_served_as_they_are_now(served):
+def test_current_phase_and_sync_version_are_served(served):
     _, reporter, scrape = served
     sync = SyncStatus(requested_mode="full", effective_mode="full", version=3)
     reporter.update(phase="rollout", step=3, max_steps=9, sync=sync)
@@ -106,19 +106,19 @@ def test_phase_and_sync_are_served_as_they_are_now(served):
     assert sum(phases.values()) == 1
 
 
-def test_without_a_port_nothing_is_served():
+def test_no_metrics_are_served_without_port():
     log = SilentLog()
     with ExitStack() as stack:
         assert metered(log, Reporter(), {}, host="127.0.0.1", stack=stack) is log
         assert not isinstance(log, MeteredLog)
 
 
-def test_every_key_of_the_training_log_is_there():
+def test_required_log_keys_exist():
     assert {f"rollout/{name}" for name in SECTION_14.split()} <= set(rollout_metrics([], top_k=5, generate_s=0.0))
     assert {f"time/{name}" for name in TIMES.split()} <= set(StepRecord().figures(top_k=5))
 
 
-def test_metrics_are_made_of_keys_that_steps_have():
+def test_prometheus_metrics_use_existing_log_keys():
     known = {
         *rollout_metrics([], top_k=5, generate_s=0.0),
         *StepRecord().figures(top_k=5),

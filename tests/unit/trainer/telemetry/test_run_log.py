@@ -19,7 +19,7 @@ from stage2_trainer.telemetry.run_log import JsonLines, RunLog, SilentLog, logge
 from tests.unit.trainer.learner.configs import SERVER, run_config
 
 
-def test_the_record_names_all_that_a_run_is_made_of():
+def test_reproducibility_record_names_model_data_versions_and_sync():
     config = run_config(model={"model": "tiny"}, training={"seed": 17})
     sync = SyncStatus(requested_mode="auto", effective_mode="full", merge="server", merge_reason="why", transport="tcp")
     computing = {"engines": ["model runner V1"], "attention": "sdpa"}
@@ -33,12 +33,12 @@ def test_the_record_names_all_that_a_run_is_made_of():
     assert set(record["versions"]) == {"stage2", "torch", "transformers", "peft", "vllm", "python"}
 
 
-def test_the_configs_hash_depends_on_values_and_not_on_order():
+def test_config_hash_depends_on_values_not_on_order():
     assert config_sha256({"a": 1, "b": {"c": 2, "d": 3}}) == config_sha256({"b": {"d": 3, "c": 2}, "a": 1})
     assert config_sha256({"a": 1}) != config_sha256({"a": 2})
 
 
-def test_lines_are_on_disk_at_once_and_survive_a_second_run(tmp_path):
+def test_log_lines_are_written_at_once_and_kept_by_second_run(tmp_path):
     path = tmp_path / "out" / "log.jsonl"
     first = JsonLines(path)
     first.write({"step": 1, "desc": "Käfer"})
@@ -50,7 +50,7 @@ def test_lines_are_on_disk_at_once_and_survive_a_second_run(tmp_path):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_what_a_run_says_is_on_disk_once_it_was_flushed(tmp_path, monkeypatch):
+def test_flush_syncs_log_files_to_disk(tmp_path, monkeypatch):
     flushed = []
     monkeypatch.setattr("os.fsync", lambda number: flushed.append(os.readlink(f"/proc/self/fd/{number}")))
     log = MeteredLog(RunLog(tmp_path), CollectorRegistry())
@@ -60,7 +60,7 @@ def test_what_a_run_says_is_on_disk_once_it_was_flushed(tmp_path, monkeypatch):
     assert flushed == [str(tmp_path / "stage2_log.jsonl"), str(tmp_path / "rollouts.jsonl")]
 
 
-def test_what_a_run_says_is_in_its_log_and_on_stdout(tmp_path, capsys):
+def test_log_lines_go_to_file_and_stdout(tmp_path, capsys):
     log = RunLog(tmp_path)
     log.write("step", {"step": 1, "loss": 2.5})
     log.close()
@@ -69,7 +69,7 @@ def test_what_a_run_says_is_in_its_log_and_on_stdout(tmp_path, capsys):
     assert (tmp_path / "stage2_log.jsonl").read_text() == line
 
 
-def test_nothing_is_glued_to_a_half_line_that_a_crash_left(tmp_path):
+def test_new_line_is_not_appended_to_partial_line_after_crash(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     path.write_text('{"a": 1}\n{"b": 2, "te')
     JsonLines(path).write({"c": 3})
@@ -100,21 +100,21 @@ def log(tmp_path):
         (ValueError("x" * 5000), ("failed", "x" * 1000)),
     ],
 )
-def test_an_early_end_is_logged_with_its_reason(tmp_path, log, error, reported):
+def test_early_end_of_run_is_logged_with_reason(tmp_path, log, error, reported):
     with pytest.raises(type(error)) as met, logged_end(log, Reporter()):
         raise error
     assert met.value is error
     assert lines(tmp_path) == [{"event": "end", "step": 0, "outcome": reported[0], "message": reported[1]}]
 
 
-def test_a_run_that_was_trained_to_its_end_is_done(tmp_path, log):
+def test_completed_run_is_logged_as_done(tmp_path, log):
     reporter = Reporter()
     with logged_end(log, reporter):
         reporter.update(step=7)
     assert lines(tmp_path) == [{"event": "end", "step": 7, "outcome": "done", "message": ""}]
 
 
-def test_a_disk_without_room_does_not_hide_what_ended_the_run(tmp_path, caplog):
+def test_full_disk_does_not_hide_error_that_ended_run(tmp_path, caplog):
     (tmp_path / "stage2_log.jsonl").symlink_to("/dev/full")
     log = RunLog(tmp_path)
     with pytest.raises(ValueError, match="the reason"), logged_end(log, Reporter()):
@@ -124,7 +124,7 @@ def test_a_disk_without_room_does_not_hide_what_ended_the_run(tmp_path, caplog):
         log.close()
 
 
-def test_warnings_are_in_the_file_and_not_on_stdout(tmp_path, log, capsys, caplog):
+def test_warnings_go_to_log_file_and_not_to_stdout(tmp_path, log, capsys, caplog):
     with caplog.at_level(logging.INFO), log.keeping_warnings():
         logger.info("nothing")
         logger.warning("server %s is\nslow", "a")

@@ -18,7 +18,7 @@ def parts(time_of_step):
     return {name: value for name, value in time_of_step.parts.items() if value}
 
 
-def test_waiting_is_named_by_what_is_waited_for():
+def test_waiting_time_is_attributed_to_awaited_phase():
     training = [("wait", 0, 10), ("sync", 0, 1), ("rollout_generate", 1, 6), ("backward", 10, 16), ("forward", 10, 12)]
     beside = [("rollout_teacher_encode", 2, 4), ("rollout_teacher_encode", 5, 7), ("rollout_parse_match", 7, 8)]
     requests = {"a": [(1, 5), (1, 3)], "b": [(2, 4)], "c": []}
@@ -32,11 +32,11 @@ def test_waiting_is_named_by_what_is_waited_for():
     assert found.figures()["step/learner_idle_share"] == pytest.approx(1 - 6 / 20)
 
 
-def test_a_learner_that_generates_itself_does_not_wait():
+def test_learner_that_generates_itself_has_no_waiting_time():
     assert parts(step_time((0, 4), [("rollout_generate", 0, 3)], [], {})) == {"generate": 3, "other": 1}
 
 
-def test_the_parts_add_up_for_any_nested_spans():
+def test_step_parts_add_up_for_any_nested_spans():
     draws = random.Random(5)
 
     def nested(start, end, depth):
@@ -52,7 +52,7 @@ def test_the_parts_add_up_for_any_nested_spans():
         assert min(found.parts.values()) >= 0
 
 
-def test_processes_are_joined_so_that_the_parts_still_add_up():
+def test_step_parts_of_joined_processes_add_up():
     one = step_time((0, 10), [("forward", 0, 10)], [], {"a": [(0, 5)]})
     two = step_time((0, 20), [("sync", 0, 20)], [], {"a": []})
     joined = StepTime.joined([one, two])
@@ -60,7 +60,7 @@ def test_processes_are_joined_so_that_the_parts_still_add_up():
     assert [(server.busy_share, server.in_flight) for server in joined.servers] == [(0.5, 0.5)]
 
 
-def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step():
+def test_request_that_outlasts_step_counts_in_both_steps():
     timeline, asked, answered = Timeline(), threading.Event(), threading.Event()
     timeline.set_servers(["a", "idle"])
 
@@ -90,7 +90,7 @@ def test_a_request_counts_while_it_is_under_way_also_where_it_outlasts_the_step(
     assert second.servers[0].busy_share < 0.5
 
 
-def test_a_step_reports_its_cpu_time_beside_its_wall_time():
+def test_step_reports_cpu_time_and_wall_time():
     timeline = Timeline()
     timeline.begin()
     time.sleep(0.3)  # by the clock: seconds in which it does not compute
@@ -124,7 +124,7 @@ def traced(tmp_path, model, encoder, image_paths):
     return events_of(tmp_path / "trace.json"), [line for line in lines if line["event"] == "step"]
 
 
-def test_slices_of_a_track_lie_within_one_another_and_add_up_to_the_steps_of_the_log(traced):
+def test_trace_slices_are_nested_and_match_logged_step_times(traced):
     events, steps = traced
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"MainThread"} < set(names.values())
@@ -152,7 +152,7 @@ def test_slices_of_a_track_lie_within_one_another_and_add_up_to_the_steps_of_the
         assert step["step/forward_s"] > 0 < step["step/backward_s"]
 
 
-def test_requests_of_a_server_are_one_track(tmp_path):
+def test_requests_of_server_share_trace_track(tmp_path):
     trace = TraceFile(tmp_path / "trace.json", process="learner 0")
     trace.request("http://a", 1, (1.0, 3.0))
     trace.request("http://a", 2, (2.0, 4.0))
@@ -162,7 +162,7 @@ def test_requests_of_a_server_are_one_track(tmp_path):
     assert [(one["ph"], one["id"]) for one in slices] == [("b", 1), ("e", 1), ("b", 2), ("e", 2)]
 
 
-def test_a_trace_is_bounded_and_can_be_read_while_it_is_written(tmp_path):
+def test_trace_is_bounded_and_readable_while_written(tmp_path):
     trace = TraceFile(tmp_path / "trace.json", process="learner 0", most=10)
     for _ in range(100):
         trace.span("MainThread", ("forward", 0.0, 1.0))

@@ -54,24 +54,24 @@ def line(answer):
     return json.dumps(answer).encode() + b"\n"
 
 
-def test_answers_come_line_by_line_however_they_are_cut(ask):
+def test_answers_are_read_line_by_line_in_any_chunks(ask):
     whole = line(WELL) + line(DONE) + line(WELL)
     assert ask(whole) == [{}, {"success": True}, {}]
     assert ask(*(whole[at : at + 1] for at in range(len(whole)))) == [{}, {"success": True}, {}]
 
 
-def test_each_call_may_take_its_time(ask):
+def test_timeout_applies_to_each_call_separately(ask):
     wait = 4.0  # three of these are too long, and a busy machine may add more than as much again to each
     assert len(ask(wait, line(WELL), wait, line(DONE), wait, line(WELL), timeout_s=10.0)) == len(CALLS)
 
 
-def test_the_call_that_is_not_answered_in_time_is_named(ask):
+def test_unanswered_call_is_named_in_timeout_error(ask):
     with pytest.raises(ServerError, match=r"POST /resume: no answer in time") as caught:
         ask(line(WELL), line(DONE), PATIENCE_S, timeout_s=2.0 * crowding())
     assert caught.value.phase == "resume"
 
 
-def test_a_demand_that_is_not_met_ends_the_answers(ask):
+def test_unmet_demand_ends_answers(ask):
     assert ask(line(WELL), line({"status": 200, "content": '{"success": false}'})) == [{}, {"success": False}]
 
 
@@ -92,19 +92,19 @@ def test_a_demand_that_is_not_met_ends_the_answers(ask):
         ([WELL, {"status": 200, "content": "[]"}], "reset caches"),
     ],
 )
-def test_whatever_else_is_answered_is_an_error_of_that_server(ask, answers, phase):
+def test_unexpected_answer_is_server_error(ask, answers, phase):
     with pytest.raises(ServerError) as caught:
         ask(*map(line, answers))
     assert caught.value.phase == phase
 
 
 @pytest.mark.parametrize("parts", [(line(WELL)[:-1],), (b"\xff\n",), (b"[" * 100_000 + b"\n",), (b" " * 2**20,) * 9])
-def test_what_is_no_line_of_an_answer_is_one_too(ask, parts):
+def test_malformed_answer_line_is_server_error(ask, parts):
     with pytest.raises(ServerError):
         ask(*parts)
 
 
-def test_a_server_that_knows_no_such_route_has_another_version(ask):
+def test_missing_calls_route_is_reported_as_version_mismatch(ask):
     with pytest.raises(ServerError, match="the same version of stage2") as caught:
         ask(b"{}", status=404)
     assert caught.value.status is None, "another try meets the same server, perhaps after an upgrade"

@@ -17,7 +17,7 @@ ANSWER = {
 CHOICE = ANSWER["choices"][0]
 
 
-def test_a_request_names_every_sampling_field_so_that_no_default_of_the_model_counts():
+def test_chat_request_sets_every_sampling_field_explicitly():
     body = chat_body(RolloutRequest(messages=[{"role": "user", "content": "x"}]), Sampling(max_new_tokens=7), seed=9)
     assert body["seed"] == 9
     assert body["return_token_ids"] is True
@@ -25,7 +25,7 @@ def test_a_request_names_every_sampling_field_so_that_no_default_of_the_model_co
     assert named | {"presence_penalty", "frequency_penalty"} <= body.keys()
 
 
-def test_a_request_names_the_check_for_loops_only_where_it_is_asked_for():
+def test_chat_request_has_repetition_detection_only_if_configured():
     rules = RepeatTerminate(enabled=True, ngram_size=8, ngram_repeats=3)
     request = RolloutRequest(messages=[])
     looped = Sampling.from_config(RolloutMatching(repeat_terminate=rules))
@@ -50,7 +50,7 @@ DRAFTS = {"num_draft_tokens": 9, "num_accepted_draft_tokens": 4, "acceptance_his
         ({"metrics": {"speculative_decoding": DRAFTS}}, (9, 4, (1, 0, 2))),
     ],
 )
-def test_a_full_answer_is_read_with_its_drafts(metrics, expected):
+def test_chat_answer_is_read_with_draft_token_counts(metrics, expected):
     found = read_answer(json.dumps({**ANSWER, **metrics}).encode()).rollout(server="a", version=0)
     assert (found.prompt_token_ids, found.token_ids) == ([1, 2], [3, 4])
     assert (found.drafted, found.accepted, found.verified) == expected

@@ -41,7 +41,7 @@ URL = "http://127.0.0.1:8000"
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_error_is_the_same_after_it_crossed(error):
+def test_error_is_unchanged_after_pickling(error):
     found = pickle.loads(pickle.dumps(error))
     assert type(found) is type(error)
     assert str(found) == str(error)
@@ -49,7 +49,7 @@ def test_an_error_is_the_same_after_it_crossed(error):
 
 
 @pytest.mark.parametrize(("answered", "status"), [(400, 400), (409, 409), (500, 500), (503, None)])
-def test_a_server_that_cannot_now_is_lost_and_has_not_refused(answered: int, status: int | None) -> None:
+def test_status_503_counts_as_lost_server_and_others_as_refusal(answered: int, status: int | None) -> None:
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_error(answered)
@@ -70,13 +70,13 @@ def meet():
     return lambda *_, **__: barrier.wait(20)
 
 
-def test_results_keep_their_order_and_the_first_failure_is_raised():
+def test_parallel_results_keep_order_and_first_failure_is_raised():
     assert all_at_once(str, range(30)) == [str(i) for i in range(30)]
     with pytest.raises(ZeroDivisionError):
         all_at_once(lambda i: 1 // i, [1, 0])
 
 
-def test_health_and_state(meet, monkeypatch):
+def test_all_servers_are_asked_for_health_in_parallel(meet, monkeypatch):
     def get(client, path, phase):
         meet()
         return {"weight_version": "3"}
@@ -86,7 +86,7 @@ def test_health_and_state(meet, monkeypatch):
     client.wait_until_healthy(URLS, "t")
 
 
-def test_who_is_not_healthy_is_named(meet, monkeypatch):
+def test_unhealthy_servers_are_named(meet, monkeypatch):
     def get(client, path, phase):
         meet()
         if client.base_url in URLS[1:3]:
@@ -98,13 +98,13 @@ def test_who_is_not_healthy_is_named(meet, monkeypatch):
     assert URLS[0] not in str(caught.value)
 
 
-def test_identity(meet, monkeypatch):
+def test_all_servers_are_checked_for_identity_in_parallel(meet, monkeypatch):
     monkeypatch.setattr(build, "describe", lambda processor: {})
     monkeypatch.setattr(build, "_differences", lambda *_: [] if meet() >= 0 else None)
     build.check_identity([SimpleNamespace(base_url=url) for url in URLS], None, [], [1])
 
 
-def test_model_folders(meet, monkeypatch):
+def test_all_server_model_folders_are_compared_in_parallel(meet, monkeypatch):
     model = get_peft_model(nn.Sequential(nn.Linear(4, 4)), LoraConfig(target_modules=["0"]))
     addresses = [ServerAddress(url, 1) for url in URLS]
     sync = FullPush(addresses, token="t", timeout_s=60, device=torch.device("cpu"))

@@ -27,7 +27,7 @@ def test_loopback_is_recognised(host, expected):
     assert is_loopback(host) is expected
 
 
-def test_the_token_is_the_file_without_its_line_end(tmp_path):
+def test_token_is_file_content_without_line_end(tmp_path):
     path = tmp_path / "token"
     path.write_text("secret\n")
     assert read_token({"STAGE2_TOKEN_FILE": str(path)}) == "secret"
@@ -42,7 +42,7 @@ def test_the_token_is_the_file_without_its_line_end(tmp_path):
         (lambda folder: str((folder / "empty").write_text(" \n") and folder / "empty"), "must not be empty"),
     ],
 )
-def test_a_missing_token_is_a_configuration_error_with_a_way_out(tmp_path, make, rule):
+def test_missing_token_is_config_error_with_advice(tmp_path, make, rule):
     with pytest.raises(ConfigError, match=rule) as caught:
         read_token({"STAGE2_TOKEN_FILE": make(tmp_path)})
     assert "openssl rand" in caught.value.problems[0].way_out

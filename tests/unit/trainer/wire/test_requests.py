@@ -10,27 +10,27 @@ from tests.unit.trainer.matching.golden import golden
 
 
 @pytest.mark.parametrize("case", golden()["seeds"])
-def test_golden_seeds(case):
+def test_request_seeds_match_golden_vectors(case):
     plan = (case["training_seed"], case["global_step"], case["micro_step"], case["index"])
     assert request_seed(*plan) == case["seed"]
 
 
-def test_each_micro_step_has_the_seeds_of_the_formula():
+def test_request_seed_follows_formula():
     assert request_seed(17, 3, 2, 1) == 3016409
 
 
-def test_no_two_requests_of_neighbouring_steps_share_a_seed():
+def test_requests_of_neighbouring_steps_have_distinct_seeds():
     seeds = [request_seed(42, s, m, i) for s in range(3) for m in range(8) for i in range(64)]
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_plan_gives_the_seeds_of_its_micro_step():
+def test_seed_plan_gives_seeds_of_its_micro_step():
     plan = SeedPlan(training_seed=5, global_step=2, micro_step=1)
     assert plan.base == request_seed(5, 2, 1, 0)
     assert plan.seed(3) == request_seed(5, 2, 1, 3)
 
 
-def test_the_seeds_of_a_step_cost_no_more_each_where_there_are_many():
+def test_computing_seeds_of_step_takes_linear_time():
     class Counted(tuple):
         reads = 0
 
@@ -47,12 +47,12 @@ def check(size, times=2):
     return RepetitionDetection.from_rules(RepeatTerminate(enabled=True, ngram_size=size, ngram_repeats=times))
 
 
-def test_without_the_rules_there_is_no_check():
+def test_disabled_repeat_terminate_gives_no_repetition_detection():
     assert RepetitionDetection.from_rules(RepeatTerminate()) is None
 
 
 @pytest.mark.parametrize("period", range(1, 65))
-def test_a_loop_of_any_period_up_to_the_size_ends_at_the_latest_where_the_rule_says(period):
+def test_loop_of_any_period_is_detected_within_rule_limit(period):
     loop = [1000 + i % period for i in range(64 * 2)]
     text = list(range(300))
     first = next(n for n in range(1, len(loop) + 1) if check(64).ends_in_loop([*text, *loop[:n]]))
@@ -72,11 +72,11 @@ def test_a_loop_of_any_period_up_to_the_size_ends_at_the_latest_where_the_rule_s
         ([1, 2, 3, 4, 5, 1, 2, 3, 4, 6], 5, 2, False),
     ],
 )
-def test_a_loop_is_distinguished_from_what_only_resembles_one(answer, size, times, found):
+def test_only_real_loop_is_detected(answer, size, times, found):
     assert check(size, times).ends_in_loop(answer) is found
 
 
-def test_the_check_is_that_of_its_definition():
+def test_loop_detection_equals_brute_force_definition():
     draws = random.Random(3)
     for _ in range(2000):
         size, times = draws.randint(1, 6), draws.randint(2, 3)

@@ -65,7 +65,7 @@ def ask_for_rollouts(server, scheme="https", host="localhost"):
 asking = pytest.mark.parametrize("asked", [ask, ask_for_rollouts], ids=["control", "rollouts"])
 
 
-def test_a_server_is_asked_over_tls_and_shown_the_token(files, trusting):
+def test_client_sends_token_to_trusted_tls_server(files, trusting):
     trusting(files)
     with serving(files) as server:
         assert ask(server) == "0"
@@ -82,7 +82,7 @@ def test_a_server_is_asked_over_tls_and_shown_the_token(files, trusting):
         ("none", "it answers without TLS: write http:// in its base_url"),
     ],
 )
-def test_a_server_that_does_not_prove_itself_is_not_shown_the_token(files, tmp_path, trusting, asked, shown, message):
+def test_client_does_not_send_token_to_untrusted_server(files, tmp_path, trusting, asked, shown, message):
     at, host = (LONG_AGO, "localhost") if shown == "expired" else (None, "localhost")
     host = "elsewhere" if shown == "for another host" else host
     theirs = certificates.make(tmp_path / "theirs", host, at=at)
@@ -95,7 +95,7 @@ def test_a_server_that_does_not_prove_itself_is_not_shown_the_token(files, tmp_p
     assert "\n" not in str(error.value)
 
 
-def test_who_does_not_know_the_authority_believes_nobody(files, monkeypatch):
+def test_client_without_ca_file_trusts_no_server(files, monkeypatch):
     monkeypatch.delenv("STAGE2_TLS_CA_FILE", raising=False)
     with serving(files) as server:
         with pytest.raises(ServerError, match="set STAGE2_TLS_CA_FILE to the authority of its certificate"):
@@ -104,7 +104,7 @@ def test_who_does_not_know_the_authority_believes_nobody(files, monkeypatch):
 
 
 @asking
-def test_plain_http_on_a_port_for_tls_is_named(files, asked):
+def test_plain_http_to_tls_port_is_reported(files, asked):
     with (
         serving(files) as server,
         pytest.raises(ServerError, match="it answers over TLS alone: write https:// in its base_url"),
@@ -113,7 +113,7 @@ def test_plain_http_on_a_port_for_tls_is_named(files, asked):
 
 
 @asking
-def test_a_server_that_ends_connections_is_not_taken_for_one_of_tls(asked):
+def test_server_that_closes_connections_is_not_reported_as_tls(asked):
     class Ends(socketserver.BaseRequestHandler):
         def handle(self):
             self.request.recv(1)
@@ -130,7 +130,7 @@ def test_a_server_that_ends_connections_is_not_taken_for_one_of_tls(asked):
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "No such file"), ("", "no certificate or crl found"), ("text", "no certificate")]
 )
-def test_an_authority_that_cannot_be_read_is_a_mistake_of_configuration(tmp_path, content, message):
+def test_unreadable_ca_file_is_config_error(tmp_path, content, message):
     path = tmp_path / "ca.crt"
     if content is not None:
         path.write_text(content)
@@ -139,7 +139,7 @@ def test_an_authority_that_cannot_be_read_is_a_mistake_of_configuration(tmp_path
     assert credentials.trust("http://a:1", {"STAGE2_TLS_CA_FILE": str(path)}) is None
 
 
-def test_a_server_of_https_needs_a_certificate_and_one_of_http_none(files):
+def test_https_server_needs_certificate_and_http_server_does_not(files):
     assert credentials.required_certificate("http://a:1", {}) is None
     with pytest.raises(ConfigError, match=r"STAGE2_TLS_CERT_FILE.*whose base_url is https://a:1.*or write http://"):
         credentials.required_certificate("https://a:1", {})
@@ -148,7 +148,7 @@ def test_a_server_of_https_needs_a_certificate_and_one_of_http_none(files):
 
 
 @pytest.mark.parametrize("wrong", ["no key", "another's key", "no certificate", "expired", "unreadable"])
-def test_a_certificate_with_which_nobody_could_answer_is_a_mistake_of_configuration(files, tmp_path, wrong):
+def test_unusable_certificate_is_config_error(files, tmp_path, wrong):
     theirs = certificates.make(tmp_path / "theirs", at=LONG_AGO)
     environment = dict(files.environment())
     environment |= {
@@ -169,7 +169,7 @@ def test_a_certificate_with_which_nobody_could_answer_is_a_mistake_of_configurat
         credentials.own_certificate(environment)
 
 
-def test_no_file_is_named_where_nobody_asked_for_one():
+def test_no_certificate_is_loaded_when_none_is_configured():
     assert "STAGE2_TLS_CERT_FILE" not in os.environ
     assert credentials.own_certificate({}) is None
 
@@ -183,6 +183,6 @@ def test_no_file_is_named_where_nobody_asked_for_one():
         ("https://servers.example:8000", True),
     ],
 )
-def test_a_proxy_for_the_world_outside_is_not_asked_for_servers_of_the_cluster(base_url, through):
+def test_proxy_is_not_used_for_cluster_or_loopback_servers(base_url, through):
     """A template may set HTTPS_PROXY for downloads."""
     assert trusts_proxies(base_url) is through

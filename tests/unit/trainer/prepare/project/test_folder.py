@@ -65,7 +65,7 @@ def jobs(folder):
     return [parse_job(yaml.safe_load((folder / f"{stage}.yaml").read_text())) for stage in ("stage1", "stage2")]
 
 
-def test_records_of_the_two_parts_are_apart_and_none_is_lost(project):
+def test_training_and_validation_records_are_disjoint_and_complete(project):
     made, folder = project
     rules = RecordRules(image_roots=tuple(map(str, made.folders.images)))
     parts = [load_records(folder / "data" / name, rules=rules) for name in ("train.jsonl", "val.jsonl")]
@@ -75,7 +75,7 @@ def test_records_of_the_two_parts_are_apart_and_none_is_lost(project):
     assert (made.measures.records, made.measures.held_out) == (IMAGES - 1, 1)
 
 
-def test_answers_and_prompts_are_measured_in_the_models_own_tokens(project):
+def test_answers_and_prompts_are_measured_in_model_tokens(project):
     made, folder = project
     tokenizer = AutoProcessor.from_pretrained(folder / "models" / "prepared").tokenizer
     token = "<|coord_1|>"
@@ -87,7 +87,7 @@ def test_answers_and_prompts_are_measured_in_the_models_own_tokens(project):
     assert (images.side, images.tokens((96, 72))) == (16, 6 * 4)
 
 
-def test_both_jobs_are_valid_and_nothing_in_them_is_idle(project):
+def test_both_jobs_are_valid_without_unused_settings(project):
     _, folder = project
     for job in jobs(folder):
         assert idle_settings(job.spec.config) == ()
@@ -109,7 +109,7 @@ def test_editors_find_the_schema_of_both_jobs_in_the_folder(project):
 @pytest.mark.parametrize(
     ("gpus", "servers", "learners"), [(0, 0, (0, 0)), (1, 0, (1, 1)), (4, 3, (4, 1)), (8, 7, (8, 1))]
 )
-def test_gpus_are_shared_out(data, stock, tmp_path, gpus, servers, learners):
+def test_gpus_are_divided_between_servers_and_learner(data, stock, tmp_path, gpus, servers, learners):
     create_project(request(data, stock, tmp_path / "run", gpus=gpus), quietly)
     stage1, stage2 = jobs(tmp_path / "run")
     assert (stage1.spec.rollout.servers, stage2.spec.rollout.servers) == (0, servers)
@@ -123,7 +123,7 @@ def test_gpus_are_shared_out(data, stock, tmp_path, gpus, servers, learners):
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
-def test_the_api_server_takes_both_jobs(data, stock, tmp_path, gpus):
+def test_both_jobs_pass_validation_rules_of_api_server(data, stock, tmp_path, gpus):
     from tests.unit.api.api_server import SPEC, defaulted, holds
 
     create_project(request(data, stock, tmp_path / "run", gpus=gpus), quietly)
@@ -136,7 +136,7 @@ def test_the_api_server_takes_both_jobs(data, stock, tmp_path, gpus):
             ] == []
 
 
-def test_large_models_get_what_an_expert_writes(data, stock, tmp_path):
+def test_large_model_gets_expert_settings(data, stock, tmp_path):
     create_project(request(data, stock, tmp_path / "run", gpus=4), quietly)
     stage1, stage2 = (job.spec.config for job in jobs(tmp_path / "run"))
     for config in (stage1, stage2):
@@ -152,7 +152,7 @@ def test_large_models_get_what_an_expert_writes(data, stock, tmp_path):
     assert stage1.custom.user_prompt == stage2.custom.user_prompt
 
 
-def test_stage_2_begins_where_the_readme_exports_stage_1_to(project):
+def test_stage_2_starts_from_folder_that_readme_exports_stage_1_to(project):
     _, folder = project
     stage1, stage2 = (job.spec.config for job in jobs(folder))
     readme = (folder / "README.md").read_text()
@@ -162,7 +162,7 @@ def test_stage_2_begins_where_the_readme_exports_stage_1_to(project):
     assert len([line for line in readme.splitlines() if line.startswith("    stage2 ")]) == 6
 
 
-def test_every_path_of_a_job_lies_in_one_of_its_volumes(project):
+def test_every_path_of_job_lies_in_its_volumes(project):
     _, folder = project
     for job in jobs(folder):
         mounted = {Path(volume.mount_path): volume for volume in job.spec.volumes}
@@ -180,7 +180,7 @@ def len_of(path):
     return len(path.parts)
 
 
-def test_a_model_that_has_its_tokens_is_used_where_it_lies(data, stock, tmp_path):
+def test_prepared_model_is_used_in_place(data, stock, tmp_path):
     prepare(str(stock), tmp_path / "ready")
     create_project(request(data, tmp_path / "ready", tmp_path / "run"), quietly)
     stage1, _ = jobs(tmp_path / "run")
@@ -189,7 +189,7 @@ def test_a_model_that_has_its_tokens_is_used_where_it_lies(data, stock, tmp_path
     assert not (tmp_path / "run" / "models").exists()
 
 
-def test_a_validation_file_is_held_out_as_it_is(data, stock, tmp_path):
+def test_validation_file_is_held_out_unchanged(data, stock, tmp_path):
     made = create_project(request(data, stock, tmp_path / "run", held_out=data), quietly)
     assert (made.measures.records, made.measures.held_out) == (IMAGES, IMAGES)
 
@@ -198,7 +198,7 @@ def left(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_folder_that_holds_something_is_left_alone(data, stock, tmp_path):
+def test_non_empty_output_folder_is_refused(data, stock, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine").write_text("")
     with pytest.raises(ConfigError, match=r"--output: .*new or an empty folder"):
@@ -206,7 +206,7 @@ def test_a_folder_that_holds_something_is_left_alone(data, stock, tmp_path):
     assert left(tmp_path / "run") == ["mine"]
 
 
-def test_an_empty_folder_is_taken(data, stock, tmp_path):
+def test_empty_output_folder_is_used(data, stock, tmp_path):
     (tmp_path / "run").mkdir()
     create_project(request(data, stock, tmp_path / "run"), quietly)
     assert left(tmp_path) == ["run"]
@@ -228,7 +228,7 @@ def test_mistakes_are_reported_before_anything_is_written(data, stock, tmp_path,
     assert left(tmp_path) == []
 
 
-def test_another_kind_of_model_is_refused(data, stock, tmp_path):
+def test_model_of_other_architecture_is_refused(data, stock, tmp_path):
     config = json.loads((stock / "config.json").read_text())
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text(json.dumps(config["text_config"] | {"model_type": "qwen3"}))
@@ -237,14 +237,14 @@ def test_another_kind_of_model_is_refused(data, stock, tmp_path):
     assert left(tmp_path) == ["other"]
 
 
-def test_a_mixture_of_experts_is_refused_where_its_jobs_would_be(data, stock, tmp_path):
+def test_moe_model_is_refused_for_project(data, stock, tmp_path):
     mixture = mixture_of(stock, tmp_path / "mixture")
     with pytest.raises(ConfigError, match=r"--model: .*is a mixture of experts, whose weights no vLLM"):
         create_project(request(data, mixture, tmp_path / "cats", gpus=4), quietly)
     assert not (tmp_path / "cats").exists()
 
 
-def test_a_model_without_some_weights_leaves_nothing_behind(data, stock, tmp_path):
+def test_model_with_missing_weights_leaves_no_files_behind(data, stock, tmp_path):
     shutil.copytree(stock, tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     tensors.popitem()
@@ -254,7 +254,7 @@ def test_a_model_without_some_weights_leaves_nothing_behind(data, stock, tmp_pat
     assert left(tmp_path) == ["model"]
 
 
-def test_images_elsewhere_are_found_in_the_folders_that_are_named(data, stock, tmp_path, monkeypatch):
+def test_images_outside_data_folder_are_found_in_named_image_folders(data, stock, tmp_path, monkeypatch):
     monkeypatch.delenv("ROOT_IMAGE_DIR", raising=False)  # of all tests
     shutil.copytree(data.parent / "images", tmp_path / "set" / "images")
     lines = [json.loads(line) for line in data.read_text().splitlines()]
@@ -273,7 +273,7 @@ def test_images_elsewhere_are_found_in_the_folders_that_are_named(data, stock, t
     assert done.exit_code == 0, done.output
 
 
-def test_a_folder_of_images_that_only_the_environment_names_is_no_folder_of_a_job(data, stock, tmp_path, monkeypatch):
+def test_image_folder_named_only_by_environment_is_refused(data, stock, tmp_path, monkeypatch):
     record = json.loads(data.read_text().splitlines()[0])
     record["images"] = [str(data.parent / "images" / "1.png")]
     (tmp_path / "train.jsonl").write_text(f"{json.dumps(record)}\n{json.dumps(record | {'sample_id': 'b'})}\n")
@@ -282,7 +282,7 @@ def test_a_folder_of_images_that_only_the_environment_names_is_no_folder_of_a_jo
         create_project(request(tmp_path / "train.jsonl", stock, tmp_path / "run"), quietly)
 
 
-def test_records_without_an_object_are_named_and_leave_nothing_behind(data, stock, tmp_path):
+def test_data_without_objects_is_refused_and_leaves_no_files_behind(data, stock, tmp_path):
     bare = data.parent / "bare.jsonl"
     bare.write_text("\n".join(json.dumps(json.loads(line) | {"objects": []}) for line in data.read_text().splitlines()))
     with pytest.raises(ConfigError, match=r"^--data: '.*bare\.jsonl'; must have objects; its 11 records have none"):
@@ -290,14 +290,14 @@ def test_records_without_an_object_are_named_and_leave_nothing_behind(data, stoc
     assert not (tmp_path / "run").exists()
 
 
-def test_a_single_record_cannot_be_shared_out(data, stock, tmp_path):
+def test_single_record_is_refused(data, stock, tmp_path):
     one = data.parent / "one.jsonl"
     one.write_text(data.read_text().splitlines()[0])
     with pytest.raises(ConfigError, match=r"^--data: .*must hold two records at least"):
         create_project(request(one, stock, tmp_path / "run"), quietly)
 
 
-def test_a_full_disk_is_that_of_the_output_while_the_model_is_written_too(data, stock, tmp_path, monkeypatch):
+def test_full_disk_while_writing_model_is_reported_for_output_option(data, stock, tmp_path, monkeypatch):
     def full(model, folder):
         with new_folder("--output", folder) as aside:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(aside))
@@ -310,6 +310,6 @@ def test_a_full_disk_is_that_of_the_output_while_the_model_is_written_too(data, 
     assert "the disk is full" in problem.rule
 
 
-def test_a_folder_that_cannot_be_made_is_named(data, stock):
+def test_output_folder_that_cannot_be_created_is_refused(data, stock):
     with pytest.raises(ConfigError, match=r"^--output: '/proc/no/run'; must be in a folder that can be written to \("):
         create_project(request(data, stock, Path("/proc/no/run")), quietly)

@@ -33,12 +33,12 @@ def create(data, model, output, gpus=0):
     return create_project(ProjectRequest(data, None, str(model), gpus, output), lambda items, what, total: items)
 
 
-def test_an_image_that_no_processor_takes_is_named(tmp_path, ready):
+def test_image_with_extreme_aspect_ratio_is_refused_by_line(tmp_path, ready):
     with pytest.raises(ConfigError, match=r"train.jsonl:6 images\[0\]: '1000 x 4'; must have sides of which one is at"):
         create(annotated(tmp_path, [*(SIZE,) * 5, (1000, 4)]), ready, tmp_path / "run")
 
 
-def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
+def test_project_is_created_without_decoding_pixels(tmp_path, ready):
     data = annotated(tmp_path, SIZES)
     images = data.parent / "images"
     for path in images.iterdir():
@@ -48,7 +48,7 @@ def test_no_pixel_of_the_data_is_looked_at(tmp_path, ready):
     assert create(data, ready, tmp_path / "run").measures.records == 3
 
 
-def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
+def test_output_folder_filled_during_creation_is_not_touched(tmp_path, ready):
     def slowly(items, what, total):
         (tmp_path / "run").mkdir(exist_ok=True)
         (tmp_path / "run" / "mine").write_text("")
@@ -62,7 +62,7 @@ def test_a_folder_that_is_filled_meanwhile_is_left_alone(tmp_path, ready):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "set"]
 
 
-def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
+def test_output_below_symlinked_folder_finds_its_images(tmp_path, ready):
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "real" / "deep")
     create(annotated(tmp_path, SIZES), ready, tmp_path / "link" / "run")
@@ -75,7 +75,7 @@ def test_an_output_in_a_folder_that_is_a_link(tmp_path, ready):
     "name",
     ["a b", 'it\'s "quoted"', "a\nb", "a\x85b", "a\u2028b", "a\x1b[31mb", "{x}", "%s", "# c", "[bold]", "\u0645"],
 )
-def test_a_folder_may_have_any_name_that_containers_can_see(tmp_path, ready, name):
+def test_project_folder_may_have_any_name_that_can_be_mounted(tmp_path, ready, name):
     folder = tmp_path / name
     create(annotated(tmp_path / "set", SIZES), ready, folder)
     for stage in ("stage1", "stage2"):
@@ -93,7 +93,7 @@ NO_UTF8 = os.fsdecode(b"a\xff")
 @pytest.mark.parametrize(
     ("option", "part"), [("--output", "a:b"), ("--data", "a:b"), ("--model", "a:b"), ("--output", NO_UTF8)]
 )
-def test_a_folder_that_containers_cannot_see_is_named_by_its_option(tmp_path, ready, option, part):
+def test_folder_that_cannot_be_mounted_is_refused_with_its_option(tmp_path, ready, option, part):
     places = {"--output": tmp_path / "run", "--data": tmp_path / "set", "--model": tmp_path / "model"}
     places[option] = tmp_path / part
     places["--model"].symlink_to(ready) if option != "--model" else prepare_at(places["--model"], ready)

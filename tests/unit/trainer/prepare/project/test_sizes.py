@@ -44,7 +44,7 @@ LARGE_IMAGES = Measures(**{**vars(COCO), "images": Counter({(4000, 3000): 10, (6
 
 @pytest.mark.parametrize("gpus", range(7))
 @pytest.mark.parametrize("found", [COCO, FEW, LARGE_IMAGES])
-def test_everything_fits(found, gpus):
+def test_chosen_sizes_fit_measured_data(found, gpus):
     sizes = choose(found, gpus=gpus)
     image = max(found.patches.tokens(size, sizes.max_pixels.value) for size in found.images)
     prompt = found.prompt + image
@@ -60,7 +60,7 @@ def test_everything_fits(found, gpus):
 
 @pytest.mark.parametrize("gpus", range(17))
 @pytest.mark.parametrize("records", [16, 100, 117_000])
-def test_a_step_has_the_records_that_stand_there(records, gpus):
+def test_effective_batch_size_is_reached_exactly(records, gpus):
     """Semantics: accumulation = ceil(effective_batch_size / (micro-batch * processes))."""
     sizes = choose(Measures(**{**vars(COCO), "records": records}), gpus=gpus)
     for stage, processes in ((sizes.stage1, max(gpus, 1)), (sizes.stage2, 1)):
@@ -72,7 +72,7 @@ def test_a_step_has_the_records_that_stand_there(records, gpus):
         assert sizes.stage1.steps.value < 4 * records / sizes.stage1.records.value + EVALUATIONS
 
 
-def test_a_coco_on_four_gpus_is_what_an_expert_writes():
+def test_sizes_for_coco_on_four_gpus_equal_expert_choice():
     sizes = choose(COCO, gpus=4)
     assert sizes.max_pixels.value == 640 * 480
     assert sizes.stage1.records.value == 128
@@ -83,7 +83,7 @@ def test_a_coco_on_four_gpus_is_what_an_expert_writes():
     assert (sizes.top_k.value, sizes.looked_at.value) == (TOP_K, 256)
 
 
-def test_pixels_are_those_of_the_largest_image_as_the_model_gets_it():
+def test_max_pixels_is_size_of_largest_image_after_resizing():
     # 500 x 375 becomes 512 x 384: a limit of 187,500 would make it smaller than the processor does
     found = Measures(**{**vars(COCO), "images": Counter({(500, 375): 1})})
     limit = choose(found, gpus=4).max_pixels.value
@@ -91,19 +91,19 @@ def test_pixels_are_those_of_the_largest_image_as_the_model_gets_it():
     assert QWEN.resized((500, 375), limit) == QWEN.resized((500, 375)) == (512, 384)
 
 
-def test_pixels_have_a_limit():
+def test_max_pixels_has_upper_limit():
     sizes = choose(LARGE_IMAGES, gpus=4)
     assert sizes.max_pixels.value == MOST_PIXELS
     assert "1,024 tokens" in sizes.max_pixels.why
 
 
-def test_a_coordinate_target_is_no_finer_than_a_pixel_of_a_small_image():
+def test_target_sigma_is_not_finer_than_pixel_of_smallest_image():
     sizes = choose(FEW, gpus=0)
     assert sizes.sigma.value == 12.5  # of 1000 bins on 64 pixels, four fifths of one pixel
     assert choose(LARGE_IMAGES, gpus=4).sigma.value == 2.0
 
 
-def test_reasons_name_what_was_measured():
+def test_reasons_of_chosen_sizes_name_measurements():
     sizes = choose(COCO, gpus=4)
     assert "2,200 tokens" in sizes.max_new_tokens.why
     assert "117,000 records" in sizes.stage1.steps.why
@@ -114,12 +114,12 @@ def test_reasons_name_what_was_measured():
     "value",
     ["", "yes", "# no comment", "a: b", "'", "line\nline", "a\x85b", "\u2028", "\x1b", "ü", True, [], {}, 1e-6, "1e-6"],
 )
-def test_any_value_comes_back(value):
+def test_filled_template_returns_any_value_unchanged(value):
     text = fill("a:\n  b: {{ b }}\nc: {{ c }}\nd:\n  - {{ c }}\n", b=Chosen(value, "why"), c=value)
     assert yaml.safe_load(text) == {"a": {"b": value}, "c": value, "d": [value]}
 
 
-def test_a_reason_stands_behind_its_value_or_where_it_is_too_long_above_it():
+def test_reason_is_written_after_value_or_above_if_too_long():
     long = "why " * 30
     text = fill("a:\n  b: {{ b }}\n  c: {{ c }}\n", b=Chosen(1, "few"), c=Chosen(2, long))
     assert text.splitlines() == ["a:", "  b: 1 # few", f"  # {long}", "  c: 2"]
@@ -130,20 +130,20 @@ def ids(count):
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, 1), (20, 1), (200, 10), (100_000, MOST_HELD_OUT)])
-def test_their_number_follows_that_of_all(count, expected):
+def test_number_of_held_out_records_follows_total(count, expected):
     assert len(choose_held_out(ids(count))) == expected
 
 
-def test_they_do_not_depend_on_the_order():
+def test_held_out_records_do_not_depend_on_order():
     assert choose_held_out(ids(100)) == choose_held_out(ids(100)[::-1])
 
 
-def test_they_are_spread_over_the_file():
+def test_held_out_records_are_spread_over_file():
     numbers = sorted(int(one) for one in choose_held_out(ids(1000)))
     assert numbers[0] < 200
     assert numbers[-1] > 800
 
 
-def test_most_of_them_stay_when_images_are_added():
+def test_most_held_out_records_stay_when_images_are_added():
     before, after = choose_held_out(ids(1000)), choose_held_out(ids(1100))
     assert len(before & after) > 0.8 * len(before)

@@ -20,7 +20,7 @@ def meta(name, *shape, dtype=torch.float32):
     return TensorMeta(name, dtype, shape)
 
 
-def test_a_bucket_ends_once_it_exceeds_the_limit():
+def test_bucket_ends_once_it_exceeds_limit():
     metas = [meta("a", 4), meta("b", 4), meta("c", 1), meta("d", 100), meta("e", 1)]
     names = [[m.name for m in bucket] for bucket in plan_buckets(metas, 20)]
     assert names == [["a", "b"], ["c", "d"], ["e"]]
@@ -32,7 +32,7 @@ def test_every_tensor_is_in_one_bucket_in_order(sizes, limit):
     assert [m for bucket in plan_buckets(metas, limit) for m in bucket] == metas
 
 
-def test_the_rule_is_the_one_by_which_vllm_cuts_its_packed_broadcasts():
+def test_buckets_equal_packed_broadcast_chunks_of_vllm():
     packed = pytest.importorskip("vllm.distributed.weight_transfer.packed_tensor")
     tensors = [(str(i), torch.zeros(size)) for i, size in enumerate([10, 90, 3, 3, 200, 1, 1, 60])]
     theirs, stream = [], iter(tensors)
@@ -42,7 +42,7 @@ def test_the_rule_is_the_one_by_which_vllm_cuts_its_packed_broadcasts():
     assert [[m.name for m in bucket] for bucket in plan_buckets(metas, 400)] == theirs
 
 
-def test_tensors_arrive_as_they_were_whatever_their_dtypes_and_layout():
+def test_tensors_of_any_dtype_and_layout_are_unpacked_unchanged():
     tensors = {
         "odd": torch.arange(3, dtype=torch.bfloat16),
         "after_odd": torch.randn(2, 3),
@@ -64,6 +64,6 @@ def test_tensors_arrive_as_they_were_whatever_their_dtypes_and_layout():
 @pytest.mark.parametrize(
     "stream", [[("b", torch.zeros(2))], [("a", torch.zeros(3))], [("a", torch.zeros(2).double())], []]
 )
-def test_a_stream_that_yields_something_else_than_announced_is_not_sent(stream):
+def test_stream_that_differs_from_announced_metadata_is_refused(stream):
     with pytest.raises(ValueError, match="was announced"):
         pack([meta("a", 2)], iter(stream), torch.empty(8, dtype=torch.uint8))

@@ -128,11 +128,11 @@ def refusal(future):
 # Admission
 
 
-def test_no_group_has_the_name_of_another():
+def test_group_names_are_unique():
     assert len({new_group_name() for _ in range(1000)}) == 1000
 
 
-def test_a_worker_proves_its_place_and_the_learner_proves_the_token_back(pair):
+def test_worker_and_learner_prove_token_to_each_other(pair):
     learner, stranger = pair
     member = Member(GROUP, 3)
     admitted = admission(learner)
@@ -142,7 +142,7 @@ def test_a_worker_proves_its_place_and_the_learner_proves_the_token_back(pair):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_hello_with_one_bit_changed_is_refused(pair, seed):
+def test_hello_with_flipped_bit_is_refused(pair, seed):
     random_ = random.Random(seed)
     changed = bytearray(hello(Member(GROUP, seed)))
     changed[random_.randrange(len(changed))] ^= 1 << random_.randrange(8)
@@ -156,7 +156,7 @@ def test_a_hello_with_one_bit_changed_is_refused(pair, seed):
     [hello(Member(GROUP, 1), "another"), b"GET / HTTP/1.1\r\n\r\n" * 10, b"\x80\x04\x95" * 40, bytes(2**16)],
     ids=["another token", "HTTP", "a pickle", "a huge message"],
 )
-def test_what_is_no_hello_is_refused_and_gets_no_answer(pair, sent):
+def test_invalid_hello_is_refused_without_answer(pair, sent):
     learner, stranger = pair
     admitted = admission(learner)
     stranger.sendall(sent)
@@ -166,14 +166,14 @@ def test_what_is_no_hello_is_refused_and_gets_no_answer(pair, sent):
         assert stranger.recv(1) == b""
 
 
-def test_a_member_that_nobody_expects_is_refused(pair):
+def test_unexpected_member_is_refused(pair):
     admitted = admission(pair[0], is_expected=lambda member: member.rank == 2)
     pair[1].sendall(hello(Member(GROUP, 1)))
     assert "nobody expects" in refusal(admitted)
 
 
 @pytest.mark.parametrize("sent", [b"", MAGIC, hello(Member(GROUP, 1))[:-1]])
-def test_half_a_hello_is_refused(pair, sent):
+def test_incomplete_hello_is_refused(pair, sent):
     admitted = admission(pair[0])
     pair[1].sendall(sent)
     pair[1].close()
@@ -181,7 +181,7 @@ def test_half_a_hello_is_refused(pair, sent):
 
 
 @pytest.mark.parametrize("drips", [False, True])
-def test_who_is_silent_or_drips_is_refused_at_the_deadline(pair, drips):
+def test_silent_or_dripping_connection_is_refused_at_deadline(pair, drips):
     admitted, dripped = admission(pair[0], timeout_s=0.3), 0  # by the clock: the hello is never whole
     while not admitted.done() and dripped < HELLO_BYTES - 1:
         if drips:
@@ -192,7 +192,7 @@ def test_who_is_silent_or_drips_is_refused_at_the_deadline(pair, drips):
 
 
 @pytest.mark.parametrize("answer", ["its own proof", "zeros", "nothing"])
-def test_a_worker_believes_no_listener_without_the_token(answer):
+def test_worker_refuses_listener_without_token(answer):
     ours, theirs = connected()
     with contextlib.closing(Link(theirs)) as worker, ours:
         asking = in_background(worker.introduce, TOKEN, Member(GROUP, 1), "", time.monotonic() + PATIENCE_S)
@@ -203,7 +203,7 @@ def test_a_worker_believes_no_listener_without_the_token(answer):
         assert refusal(asking)
 
 
-def test_any_bytes_of_the_right_size_are_a_member_of_some_group():
+def test_member_round_trips_any_bytes_of_its_size():
     for seed in SEEDS:
         data = random.Random(seed).randbytes(Member.SIZE)
         assert Member.from_bytes(data).to_bytes() == data
@@ -215,7 +215,7 @@ def test_any_bytes_of_the_right_size_are_a_member_of_some_group():
 @pytest.mark.parametrize(
     "sizes", [[1], [0, 7, 0], [SLICE_BYTES + 3], [SLICE_BYTES, 1, 2, SLICE_BYTES - 1, 5], [9] * 3000, []]
 )
-def test_a_message_arrives_as_it_was_sent_however_it_was_cut(links, sizes):
+def test_message_arrives_unchanged_in_any_pieces(links, sizes):
     pieces = [random.Random(size).randbytes(size) for size in sizes]
     before = links[0].sent
     sending = in_background(links[0].send, pieces, PATIENCE_S)
@@ -224,7 +224,7 @@ def test_a_message_arrives_as_it_was_sent_however_it_was_cut(links, sizes):
     assert links[0].sent - before == sum(sizes)
 
 
-def test_what_is_not_sent_or_received_in_time_is_given_up(links):
+def test_send_and_receive_time_out(links):
     with pytest.raises(LinkError, match="not in time"):
         links[1].receive(1, 0.1)
     with pytest.raises(LinkError, match="not in time"):
@@ -233,7 +233,7 @@ def test_what_is_not_sent_or_received_in_time_is_given_up(links):
 
 
 @pytest.mark.parametrize("end", ["abort", "close"])
-def test_the_end_of_a_link_ends_what_waits_in_it_on_both_sides(links, end):
+def test_closing_link_ends_waits_on_both_sides(links, end):
     waiting = [in_background(links[1].receive, 1, PATIENCE_S), in_background(links[0].receive, 1, PATIENCE_S)]
     time.sleep(0.05)  # by the clock: by then both wait; if not yet, they end alike
     getattr(links[0], end)()
@@ -243,7 +243,7 @@ def test_the_end_of_a_link_ends_what_waits_in_it_on_both_sides(links, end):
         links[0].send([b"x"], PATIENCE_S)
 
 
-def test_a_link_is_lost_when_the_other_side_has_gone_and_not_before(links):
+def test_link_is_lost_only_after_other_side_has_closed(links):
     assert not links[0].is_lost()
     assert not links[1].is_lost(), "also not by what TLS sends of its own"
     links[1].close()
@@ -269,7 +269,7 @@ def through(job, port, **options):
                 yield learner, worker, between.heard
 
 
-def test_over_tls_who_listens_hears_neither_weights_nor_proofs_and_without_it_the_weights(job, port):
+def test_tls_hides_weights_and_proofs_from_eavesdropper(job, port):
     with through(job, port) as (learner, worker, heard):
         learner.send([b"weights" * 1000], PATIENCE_S)
         worker.receive(7000, PATIENCE_S)
@@ -277,7 +277,7 @@ def test_over_tls_who_listens_hears_neither_weights_nor_proofs_and_without_it_th
     assert TOKEN.encode() not in heard
 
 
-def test_over_tls_a_changed_byte_is_noticed(tls, port):
+def test_tls_detects_changed_byte(tls, port):
     with through(tls, port, change_from=8192) as (learner, worker, _):
         learner.send([b"weights" * 3000], PATIENCE_S)
         with pytest.raises(LinkError, match="broke"):
@@ -294,7 +294,7 @@ def guarded(tls, port):
 
 
 @pytest.mark.parametrize("shown", ["another authority's", "none"])
-def test_over_tls_a_worker_without_a_certificate_of_the_job_is_refused(guarded, tls, port, tmp_path, shown):
+def test_tls_refuses_worker_without_certificate_of_job(guarded, tls, port, tmp_path, shown):
     listener, member = guarded
     own = own_certificate(certificates.make(tmp_path).environment())
     if shown == "none":
@@ -307,18 +307,18 @@ def test_over_tls_a_worker_without_a_certificate_of_the_job_is_refused(guarded, 
     assert "certificate" in listener.last_refusal
 
 
-def test_a_worker_that_does_not_speak_tls_is_refused_where_the_learner_does(guarded, tls, port):
+def test_worker_without_tls_is_refused_by_tls_learner(guarded, tls, port):
     with pytest.raises(LinkError):
         tls.dial(port, guarded[1], certificate="")
 
 
-def test_a_worker_shows_its_proof_to_the_announced_certificate_only(guarded, tls, port, tmp_path):
+def test_worker_sends_proof_only_to_announced_certificate(guarded, tls, port, tmp_path):
     other = own_certificate(certificates.make(tmp_path).environment())
     with pytest.raises(LinkError, match="another certificate than"):
         tls.dial(port, guarded[1], certificate=other.fingerprint())
 
 
-def test_a_server_without_a_certificate_names_what_is_missing(tls, port):
+def test_server_without_certificate_reports_missing_certificate(tls, port):
     with pytest.raises(ValueError, match="this server has no certificate"):
         tls.dial(port, members(1)[0], own=None)
 
@@ -359,7 +359,7 @@ def test_workers_come_in_any_order_and_are_taken_by_rank(listener, job, port):
         assert links[rank].receive(1, PATIENCE_S) == bytes([rank])
 
 
-def test_it_listens_on_the_one_address_that_servers_dial(listener, port):
+def test_learner_listens_only_on_address_that_servers_dial(listener, port):
     try:
         own = address_towards("192.0.2.1", 9)
     except OSError:
@@ -369,7 +369,7 @@ def test_it_listens_on_the_one_address_that_servers_dial(listener, port):
             socket.create_connection((own, port), timeout=PATIENCE_S)
 
 
-def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, squatter):
+def test_port_in_use_fails_at_once_and_closed_port_is_free(job, port, squatter):
     for _ in range(3):
         job.listen(port).close()
     squatter(port)
@@ -378,7 +378,7 @@ def test_a_port_in_use_is_an_error_at_once_and_a_closed_one_is_free(job, port, s
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0"], ids=["silent", "dripping"])
-def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job, port, monkeypatch, sent):
+def test_many_idle_connections_do_not_keep_workers_out(listener, job, port, monkeypatch, sent):
     monkeypatch.setattr(transfer, "MAX_HALF_OPEN", 8)
     expected = members(3)
     with contextlib.ExitStack() as stack:
@@ -391,14 +391,14 @@ def test_more_strangers_that_stay_than_may_wait_keep_no_worker_out(listener, job
         assert len(listener._half_open) <= 8
 
 
-def test_a_silent_stranger_reads_nothing_and_is_turned_away_at_the_deadline(listener, port, monkeypatch):
+def test_silent_connection_is_closed_at_deadline_without_data(listener, port, monkeypatch):
     monkeypatch.setattr(transfer, "ADMISSION_TIMEOUT_S", 0.2)  # by the clock: it never says anything
     listener.expect(members(1))
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as silent:
         assert silent.recv(4096) == b""
 
 
-def test_a_stranger_cannot_fill_the_learners_memory(listener, port):
+def test_unauthenticated_connection_cannot_fill_learner_memory(listener, port):
     poured = 0
     with socket.create_connection((LOOPBACK, port), timeout=PATIENCE_S) as stranger, contextlib.suppress(OSError):
         while poured < 2**28:
@@ -406,7 +406,7 @@ def test_a_stranger_cannot_fill_the_learners_memory(listener, port):
     assert poured < 2**25, "the kernel's buffers, and no more"
 
 
-def test_nobody_else_takes_a_workers_place(listener, job, port):
+def test_only_expected_worker_with_token_takes_its_place(listener, job, port):
     """Without the token, with the token for another group, for another rank, and for one that has come already."""
     (member,) = members(1)
     listener.expect([member])
@@ -422,7 +422,7 @@ def test_nobody_else_takes_a_workers_place(listener, job, port):
     assert first.receive(1, PATIENCE_S) == b"a"
 
 
-def test_a_wait_that_has_become_pointless_ends(listener):
+def test_wait_for_workers_ends_on_error_of_server(listener):
     listener.expect(members(1))
 
     def refused():
@@ -434,12 +434,12 @@ def test_a_wait_that_has_become_pointless_ends(listener):
         listener.take(0.1, lambda: None)
 
 
-def test_nobody_listening_is_an_error_that_says_so(job, port):
+def test_refused_connection_error_names_learner_address(job, port):
     with pytest.raises(LinkError, match=rf"learner at 127.0.0.1:{port}: the connection broke: Connection refused"):
         job.dial(port, members(1)[0])
 
 
-def test_an_error_of_accept_ends_nothing(listener, job, port):
+def test_error_of_accept_does_not_stop_listener(listener, job, port):
     """As with too many open files."""
     accept, failures = listener._socket.accept, iter([OSError(24, "Too many open files")] * 2)
 

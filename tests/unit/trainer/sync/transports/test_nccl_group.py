@@ -41,7 +41,7 @@ def make_transfer(port, token):
         transfer.close()
 
 
-def test_bytes_handed_to_nccl_are_counted(make_transfer):
+def test_bytes_sent_over_nccl_are_counted(make_transfer):
     tensors = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
     transfer, receiver = make_transfer(), nccl_receiver()
     expected = 0
@@ -62,7 +62,7 @@ here:7:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 2[1] via P2P/CUMEM
 """
 
 
-def test_the_log_says_once_for_each_group_what_nccl_chose(make_transfer, monkeypatch, caplog):
+def test_log_states_nccl_transport_once_per_group(make_transfer, monkeypatch, caplog):
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
     with nccl_choice.logged_into_a_file(os.environ):
         transfer, receiver = make_transfer(), nccl_receiver()
@@ -76,7 +76,7 @@ def test_the_log_says_once_for_each_group_what_nccl_chose(make_transfer, monkeyp
     assert [one.getMessage() for one in caplog.records] == ["NCCL moves weights via NET/Socket/0, P2P/CUMEM"] * ends
 
 
-def test_the_log_of_nccl_is_as_it_was_once_a_run_has_ended(tmp_path):
+def test_nccl_log_settings_are_restored_after_run(tmp_path):
     for before in ({}, {"NCCL_DEBUG": "WARN"}):
         environment = dict(before)
         with pytest.raises(KeyError), nccl_choice.logged_into_a_file(environment):
@@ -84,7 +84,7 @@ def test_the_log_of_nccl_is_as_it_was_once_a_run_has_ended(tmp_path):
         assert environment == before
 
 
-def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
+def test_send_ends_when_worker_leaves(make_transfer):
     transfer, receiver = make_transfer(), nccl_receiver()
     transfer.connect(Client([receiver]))
     thread, errors = outcome_of(transfer.send, Packed([torch.zeros(2**28, dtype=torch.uint8)]))
@@ -94,7 +94,7 @@ def test_a_worker_that_leaves_ends_what_the_learner_sends(make_transfer):
     assert len(errors) == 1
 
 
-def test_a_group_that_is_not_formed_is_given_up_in_time_on_both_sides(make_transfer):
+def test_nccl_group_that_does_not_form_times_out_on_both_sides(make_transfer):
     transfer = make_transfer(NeverEnters, timeout_s=2.0)  # by the clock: it is never formed
     joining = nccl_receiver(NeverEnters)
 
@@ -114,7 +114,7 @@ class CannotBeLeft(SocketCommunicator):
         threading.Event().wait()
 
 
-def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
+def test_server_process_exits_when_nccl_abort_hangs(make_transfer, monkeypatch):
     """It could never take weights again; its container starts it anew."""
     monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)  # by the clock: it is never left
     ended = []
@@ -125,7 +125,7 @@ def test_a_server_that_nccl_does_not_let_go_ends(make_transfer, monkeypatch):
     assert ended == [EXIT_RETRYABLE]
 
 
-def test_a_learner_that_nccl_does_not_let_go_goes_on(monkeypatch):
+def test_learner_continues_when_nccl_abort_hangs(monkeypatch):
     monkeypatch.setattr(nccl_group, "ABORT_TIMEOUT_S", 0.1)  # by the clock: it is never left
     assert not NcclGroup(CannotBeLeft(CPU), [], 1.0).close()
 
@@ -140,16 +140,16 @@ def test_a_learner_that_nccl_does_not_let_go_goes_on(monkeypatch):
         ("ncclCommAbort", ["comm"]),
     ],
 )
-def test_vllm_offers_the_calls_of_nccl_that_are_made(call, takes):
+def test_nccl_library_of_vllm_has_required_calls(call, takes):
     assert list(inspect.signature(getattr(NCCLLibrary, call)).parameters)[1:] == takes
 
 
-def test_an_id_has_the_size_that_crosses_and_bytes_have_a_type():
+def test_nccl_unique_id_has_expected_size_and_bytes_map_to_uint8():
     assert len(bytes(ncclUniqueId())) == UNIQUE_ID_BYTES
     assert ncclDataTypeEnum.from_torch(torch.uint8) == ncclDataTypeEnum.ncclUint8
 
 
-def test_the_modules_that_need_a_gpu_import_without_one():
+def test_nccl_communicator_matches_interface_and_imports_without_gpu():
     for call in ("new_unique_id", "open", "broadcast", "abort"):
         promised = inspect.signature(getattr(nccl_group.Communicator, call))
         assert inspect.signature(getattr(nccl_group.NcclCommunicator, call)) == promised

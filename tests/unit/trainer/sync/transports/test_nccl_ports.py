@@ -68,7 +68,7 @@ def is_turned_away(connection, timeout_s=PATIENCE_S):
         return False
 
 
-def test_who_does_not_know_the_secret_is_turned_away(dial, unique_id):
+def test_connection_without_secret_is_closed(dial, unique_id):
     """The secret is of the id, which crosses under the keys of a link."""
     wrong = bytes([unique_id[0] ^ 1]) + unique_id[1:SECRET_BYTES]
     for payload in [wrong, bytes(64), b"GET / HTTP/1.1\r\n\r\n", bytes(2**16)] * 20:
@@ -77,7 +77,7 @@ def test_who_does_not_know_the_secret_is_turned_away(dial, unique_id):
 
 
 @pytest.mark.parametrize("known", [0, 1], ids=["silent", "dripping"])
-def test_who_says_too_little_holds_all_others_up_while_it_stays(dial, unique_id, known):
+def test_incomplete_connection_blocks_others_until_it_closes(dial, unique_id, known):
     staying = dial(unique_id[:known])
     other = dial(bytes(64))
     assert not is_turned_away(other, A_WHILE_S)

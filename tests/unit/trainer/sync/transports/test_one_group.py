@@ -88,7 +88,7 @@ def make_servers(token):
             transfer.close()
 
 
-def test_every_worker_of_every_server_is_sent_a_bucket_that_leaves_once(make_servers):
+def test_shared_group_sends_each_bucket_once_to_every_worker(make_servers):
     servers = make_servers()
     servers.connect()
     for _ in range(2):
@@ -108,7 +108,7 @@ class Silent(Client):
         raise ServerError(self.base_url, "connect", "does not answer")
 
 
-def test_a_server_that_does_not_come_leaves_the_others_a_group_of_their_own(make_servers, caplog):
+def test_missing_server_leaves_others_with_separate_groups(make_servers, caplog):
     servers = make_servers()
     servers.clients[1] = Silent([])
     with pytest.raises(ServerError, match="does not answer"):
@@ -120,7 +120,7 @@ def test_a_server_that_does_not_come_leaves_the_others_a_group_of_their_own(make
     assert servers.kind.broadcasts == [len(BUCKET)] * 2
 
 
-def test_a_worker_that_leaves_in_a_push_ends_it_for_all_and_each_begins_again_alone(make_servers):
+def test_worker_leaving_during_push_ends_shared_group_and_servers_reconnect_separately(make_servers):
     servers = make_servers()
     servers.connect()
     great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
@@ -138,7 +138,7 @@ def test_a_worker_that_leaves_in_a_push_ends_it_for_all_and_each_begins_again_al
     assert servers.kind.broadcasts[-3:] == [len(BUCKET)] * 3
 
 
-def test_a_server_that_stands_still_costs_a_deadline(make_servers):
+def test_stalled_server_in_shared_group_times_out(make_servers):
     servers = make_servers()
     servers.connect()
     great = Packed([torch.zeros(2**28, dtype=torch.uint8)])
@@ -146,7 +146,7 @@ def test_a_server_that_stands_still_costs_a_deadline(make_servers):
         all_at_once(lambda transfer: transfer.send(great), servers.transfers)
 
 
-def test_a_wait_for_the_others_ends_when_the_group_is_left(make_servers):
+def test_waiting_for_other_servers_ends_with_shared_group(make_servers):
     group = make_servers().group
     waiting, errors = outcome_of(group.ranks, 0, 1)
     group.end()

@@ -53,7 +53,7 @@ def stranger(port):
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_the_learner_gets_the_id_and_meets_the_workers_at_every_barrier(group, workers):
+def test_learner_reads_unique_id_and_joins_every_barrier(group, workers):
     members, store = group(workers)
     got = [in_background(member.broadcast_obj, unique_id() if member.rank == 0 else None, 0) for member in members]
     assert store.unique_id() == ID
@@ -66,7 +66,7 @@ def test_the_learner_gets_the_id_and_meets_the_workers_at_every_barrier(group, w
 
 
 @pytest.mark.parametrize("read", ["unique_id", "meet"])
-def test_a_pickle_of_a_stranger_that_came_first_is_not_executed(group, stranger, tmp_path, read):
+def test_hostile_pickle_in_store_is_not_executed(group, stranger, tmp_path, read):
     _, store = group()
     hostile = pickle.dumps(Payload(tmp_path / "ran"))
     stranger().set(KEY.format(0), hostile)
@@ -78,7 +78,7 @@ def test_a_pickle_of_a_stranger_that_came_first_is_not_executed(group, stranger,
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_only_the_id_itself_may_differ(seed):
+def test_only_unique_id_bytes_may_differ_in_accepted_pickle(seed):
     random_ = random.Random(seed)
     good = pickle.dumps(unique_id())
     start = good.index(ID)
@@ -94,7 +94,7 @@ def test_only_the_id_itself_may_differ(seed):
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
-def test_both_forms_are_those_that_python_writes(protocol):
+def test_accepted_pickles_equal_those_written_by_python(protocol):
     name = "barrier_01234567-89ab-cdef-0123-456789abcdef"
     assert BARRIER.fullmatch(pickle.dumps(name, protocol))["value"].decode() == name
     assert UNIQUE_ID.fullmatch(pickle.dumps(unique_id(), protocol))["value"] == ID
@@ -103,7 +103,7 @@ def test_both_forms_are_those_that_python_writes(protocol):
         assert BARRIER.fullmatch(pickle.dumps(other, protocol)) is None
 
 
-def test_an_id_that_does_not_come_is_waited_for_only_so_long(group):
+def test_waiting_for_unique_id_times_out(group):
     _, store = group(timeout_s=3.0 * crowding())
     with pytest.raises(RuntimeError, match=r"(?i)time"):
         store.unique_id()

@@ -50,7 +50,7 @@ TENSORS = {f"t{i}": torch.randn(i + 1, 3) for i in range(9)}
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_every_worker_receives_every_tensor_also_after_a_rejoin(ends, workers):
+def test_every_worker_receives_every_tensor_also_after_rejoin(ends, workers):
     transfer, create_receiver = ends
     receivers = [create_receiver() for _ in range(workers)]
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_every_worker_receives_every_tensor_also_after_a_rejoin(ends, workers):
 
 
 @pytest.mark.parametrize("leave", ["disconnect", "aborter"])
-def test_a_learner_that_leaves_ends_the_wait_of_its_workers(ends, leave):
+def test_learner_that_leaves_ends_wait_of_workers(ends, leave):
     transfer, create_receiver = ends
     worker = create_receiver()
     transfer.connect(Client([worker]))
@@ -81,7 +81,7 @@ def test_a_learner_that_leaves_ends_the_wait_of_its_workers(ends, leave):
         (nccl_transfer, nccl_receiver, r"a bucket was not received within 10 s"),
     ],
 )
-def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token, create, create_receiver, fault):
+def test_send_to_stalled_worker_times_out(port, token, create, create_receiver, fault):
     transfer, stands_still = create(port, token, timeout_s=10.0), create_receiver()
     transfer.connect(Client([stands_still]))
     with pytest.raises(LinkError, match=fault):
@@ -91,7 +91,7 @@ def test_a_worker_that_takes_nothing_is_given_up_in_time(port, token, create, cr
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_a_transfer_counts_the_tensors_of_every_worker_and_its_own_proofs(transfer, workers):
+def test_sent_bytes_count_tensors_of_every_worker_and_proofs(transfer, workers):
     nbytes = sum(tensor.nbytes for tensor in TENSORS.values())
     receivers = [tcp_receiver() for _ in range(workers)]
     for times in (1, 2):
@@ -101,13 +101,13 @@ def test_a_transfer_counts_the_tensors_of_every_worker_and_its_own_proofs(transf
         assert transfer.sent == times * workers * (nbytes + PROOF_BYTES)
 
 
-def test_a_port_in_use_is_an_error_that_names_it(transfer, port, squatter):
+def test_port_in_use_error_names_address(transfer, port, squatter):
     squatter(port)
     with pytest.raises(ServerError, match=rf"127.0.0.1:{port}.*in use"):
         transfer.connect(Client([tcp_receiver()]))
 
 
-def test_a_worker_that_never_dials_in_is_waited_for_only_so_long(port, token):
+def test_waiting_for_workers_times_out(port, token):
     transfer = tcp_transfer(port, token, timeout_s=0.2)  # by the clock: nobody dials
     nobody = SimpleNamespace(base_url=Client.base_url, world_size=lambda: 2, post=lambda *_, **__: None)
     with pytest.raises(ServerError, match=rf"not all of its 2 workers dialled 127.0.0.1:{port} within 0.2 s"):
@@ -115,7 +115,7 @@ def test_a_worker_that_never_dials_in_is_waited_for_only_so_long(port, token):
     transfer.close()
 
 
-def test_a_server_that_refuses_ends_the_wait_for_its_workers(transfer):
+def test_refusal_by_server_ends_wait_for_its_workers(transfer):
     def refuse(*_, **__):
         raise ServerError("s", "connect", "the server answered 500")
 
@@ -124,7 +124,7 @@ def test_a_server_that_refuses_ends_the_wait_for_its_workers(transfer):
         transfer.connect(client)
 
 
-def test_a_call_to_an_earlier_group_that_comes_late_changes_nothing(transfer):
+def test_late_join_of_earlier_group_changes_nothing(transfer):
     calls = []
     client = Client([tcp_receiver()])
 
@@ -144,7 +144,7 @@ def test_a_call_to_an_earlier_group_that_comes_late_changes_nothing(transfer):
     arrives(transfer, client.receivers[0])
 
 
-def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(transfer, monkeypatch):
+def test_overtaken_join_does_not_leave_newer_group(transfer, monkeypatch):
     """A worker may be let into a group just before it is given up, and come to know that after it is in the next."""
     worker, let_in, go_on, failures, dial = (tcp_receiver(), threading.Event(), threading.Event(), [], receiver.dial)
 
@@ -179,7 +179,7 @@ def test_a_call_that_is_overtaken_by_the_next_one_leaves_the_group_of_that(trans
     arrives(transfer, worker)
 
 
-def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(transfer):
+def test_late_receive_of_other_group_is_refused_without_consuming_data(transfer):
     """A learner was killed while its call waited in the server's queue, and its successor has formed a group."""
     worker = tcp_receiver()
     client = Client([worker])
@@ -191,7 +191,7 @@ def test_a_late_call_of_another_group_is_refused_and_takes_nothing_of_this_one(t
     arrives(transfer, worker)
 
 
-def test_a_worker_accepts_a_call_of_its_group_once_and_none_before_it(transfer):
+def test_worker_accepts_each_call_number_once_in_increasing_order(transfer):
     worker = tcp_receiver()
     transfer.connect(Client([worker]))
     worker.accept(transfer.group, 2)
@@ -203,7 +203,7 @@ def test_a_worker_accepts_a_call_of_its_group_once_and_none_before_it(transfer):
     worker.accept(transfer.group, 1)
 
 
-def test_a_learner_that_sends_over_another_transport_is_refused():
+def test_learner_with_other_transport_is_refused():
     info = GroupInfo("nccl", "127.0.0.1", 1, 2, LIMIT, "0" * 32, 1.0)
     with pytest.raises(ValueError, match=r"over nccl and this server receives them over tcp.*sync\.transport"):
         tcp_receiver().join(info, 1)
@@ -217,17 +217,17 @@ def test_weights_in_main_memory_go_over_tcp(port, token, requested):
     assert chosen.transport == "tcp"
 
 
-def test_nccl_without_a_gpu_is_refused(port, token):
+def test_nccl_without_gpu_is_refused(port, token):
     with pytest.raises(ConfigError, match=r"sync\.transport.*NCCL needs a learner on a GPU"):
         transfer_for(torch.device("cpu"), port, requested="nccl", token=token, bucket_bytes=LIMIT, timeout_s=60.0)
 
 
-def test_tensors_without_a_group_are_refused():
+def test_receiving_without_group_is_refused():
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine comes first"):
         tcp_receiver().receive([], print, group="")
 
 
-def test_the_end_of_one_group_is_not_that_of_the_next(transfer):
+def test_aborting_earlier_group_does_not_end_next_group(transfer):
     """A call about an earlier group may fail long after a new one has been formed."""
     worker = tcp_receiver()
     client = Client([worker])
@@ -239,7 +239,7 @@ def test_the_end_of_one_group_is_not_that_of_the_next(transfer):
     arrives(transfer, worker)
 
 
-def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
+def test_load_error_of_worker_ends_send_of_learner(transfer):
     worker = tcp_receiver()
     transfer.connect(Client([worker]))
     tensors = {f"t{i}": torch.zeros(2**20) for i in range(4)}
@@ -263,7 +263,7 @@ def test_a_worker_that_cannot_load_leaves_and_the_learner_notices(transfer):
     assert len(failures) == 1
 
 
-def test_memory_is_used_again_only_when_no_tensor_of_it_is_alive():
+def test_buffer_is_reused_only_when_no_tensor_references_it():
     buffers = Buffers()
     first = buffers.take(16)
     kept = first[:4].view(torch.float32)
