@@ -221,7 +221,6 @@ REWARD_RULES: tuple[Rule[RunConfig], ...] = (
     ),
     Rule(
         path="rlhf.reward_files",
-        cel="$(rlhf.reward_funcs, []).all(f, !f.contains(':') || f.split(':')[0] in $(rlhf.reward_files, {}))",
         breaks=lambda c: c.rlhf is not None and not c.rlhf.files_named <= (c.rlhf.reward_files or {}).keys(),
         reads=("rlhf.reward_funcs",),
         rule="must have the text of each file that rlhf.reward_funcs names",

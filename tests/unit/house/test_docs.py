@@ -144,7 +144,8 @@ def test_chart_changelog_and_citation_have_package_version():
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     chart = (ROOT / "charts/stage2/Chart.yaml").read_text()
     assert re.findall(r"^(?:appVersion|version): (.*)$", chart, re.MULTILINE) == [version, version]
-    assert f"## [{version}]" in PAGES[HISTORY]
+    released = re.findall(r"^## \[(\d\S*)\]", PAGES[HISTORY], re.MULTILINE)
+    assert released[:1] in ([], [version])
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
 
 
