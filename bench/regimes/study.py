@@ -250,7 +250,8 @@ def _is_box(left: int, top: int, right: int, bottom: int) -> bool:
 
 
 def _written(image: Any) -> list[dict[str, Any]]:
-    boxes = [one for one in image.answer.objects if one.kind == "bbox" and _is_box(*one.bins)]
+    named = [one for one in image.answer.objects if "<|" not in one.desc]  # a broken name has the text of a token
+    boxes = [one for one in named if one.kind == "bbox" and _is_box(*one.bins)]
     return [{"desc": one.desc, "bbox_2d": [coord_token(each) for each in one.bins]} for one in boxes]
 
 
