@@ -59,7 +59,7 @@ WALK = [
     ("serve run.yaml --server 0", 69, TRAINER),
     ("learn run.yaml", 69, TRAINER),
     ("learn run.yaml --restarts 3", 69, TRAINER),
-    ("wait run.yaml", 69, TRAINER),
+    ("wait lost.yaml", 64, "fix:"),
     (f"evaluate --rollouts run/rollouts.jsonl --records {HELD_OUT}", 0, "f1@0.5"),
     ("evaluate run.yaml --checkpoint lost", 64, "fix:"),
     (f"export {MODEL} --output new", 64, "must be a whole checkpoint"),
@@ -150,7 +150,13 @@ def run(program: Path, words: str, folder: Path) -> tuple[int, str]:
     """Return the exit code of a command, and all that it prints, in one line."""
     environment = {"PATH": str(program.parent), "STAGE2_TOKEN_FILE": str(folder / "token"), "COLUMNS": "300"}
     done = subprocess.run(
-        [str(program), *words.split()], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [str(program), *words.split()],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
