@@ -13,12 +13,14 @@ FIGURES = (
     "f1@0.5", "f1_class@0.5", "precision@0.5", "recall@0.5", "objects_per_truth", "truncated_rate",
 )  # fmt: skip
 COMPARED = FIGURES[:2]
-BASELINES = ("start", "a", "a-long", f"a, {EARLY}", f"a, {BIASED}", "own-labels", "agreed-labels")
+BASELINES = (
+    "start", "a", "a-long", "a-slow", f"a, {EARLY}", f"a, {BIASED}", "best-of-8", "cut", "own-labels", "agreed-labels",
+)  # fmt: skip
 Line = Mapping[str, Any]
 
 
 def tables(lines: Sequence[Line], regimes: Sequence[str]) -> Iterator[str]:
-    """Yield the Markdown lines of a table of each regime of which there are figures."""
+    """Yield the Markdown lines of a table of each regime of which there are figures, and of its differences."""
     for regime in regimes:
         here = [one for one in lines if one["regime"] == regime]
         arms = {name: {one["start"]: one for one in here if one["arm"] == name} for name in _names(here)}
@@ -45,7 +47,7 @@ def _means(arms: Mapping[str, Mapping[int, Line]]) -> Iterator[str]:
 
 
 def _differences(arms: Mapping[str, Mapping[int, Line]]) -> Iterator[str]:
-    baselines = [name for name in BASELINES if name in arms and name != "start"]
+    baselines = [name for name in BASELINES if name in arms]
     yield f"| {', '.join(COMPARED)} against | {' | '.join(baselines)} |\n"
     yield f"| --- |{' ---: |' * len(baselines)}\n"
     for name, runs in arms.items():
@@ -62,7 +64,7 @@ def difference(values: Sequence[float]) -> str:
     """Return the mean of differences and its 95 % interval by Student's t; a single one has no interval.
 
     >>> difference([0.1, 0.2, 0.3])
-    '+.200 [-.048, +.448]'
+    '+0.200 [-0.048, +0.448]'
     """
     if not values:
         return ""
@@ -74,7 +76,7 @@ def difference(values: Sequence[float]) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("0.", ".", 1)
+    return f"{value:+.3f}"
 
 
 def _what(name: str) -> str:

@@ -62,8 +62,8 @@ def test_cut_keeps_matches_in_order_and_teaches_the_rest_anew() -> None:
 
 
 def test_difference_has_students_interval_and_a_single_start_none() -> None:
-    assert difference([0.1, 0.2, 0.3]) == "+.200 [-.048, +.448]"
-    assert difference([-0.25]) == "-.250 (one start)"
+    assert difference([0.1, 0.2, 0.3]) == "+0.200 [-0.048, +0.448]"
+    assert difference([-0.25]) == "-0.250 (one start)"
     assert difference([]) == ""
 
 
@@ -76,7 +76,7 @@ def test_table_compares_arms_start_by_start(tmp_path: Path, capsys: pytest.Captu
     ]
     told = "".join(tables(lines, ["few-150", "few-400"]))
     assert "| (e) stage 2, recommended | 2 | 60 | 10 | 0.700 |" in told
-    assert "| e | +.150 [-.485, +.785]<br>+.000 [+.000, +.000] |" in told
+    assert "| e | +0.150 [-0.485, +0.785]<br>+0.000 [+0.000, +0.000] |" in told
     assert "few-400" not in told
     path = tmp_path / "figures.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
