@@ -149,8 +149,9 @@ class Watched:
     def start(self):
         self._note("start")
 
-    def sync(self, model, *, version):
+    def sync(self, model, *, version, make_room):
         self._note("sync")
+        make_room()
         self.version = version
         return SyncReport.create(version, 0.1, ["engine"])
 

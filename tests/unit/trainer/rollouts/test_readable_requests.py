@@ -81,7 +81,8 @@ class Engine:
     def start(self):
         pass
 
-    def sync(self, model, *, version):
+    def sync(self, model, *, version, make_room):
+        make_room()
         self.version = version
         return SyncReport.create(version, 0.0, ["engine"])
 
