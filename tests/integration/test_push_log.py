@@ -22,7 +22,7 @@ def test_adapter_push_is_single_line_in_server_log(servers, make_sync, base, tok
         assert not sync.push(policy, version=version).everything
     lines = [line for line in served.log.read_text().splitlines()[before:] if EVERY_10_S not in line]
     assert len(lines) == PUSHES, "\n".join(lines[:20])
-    assert all("new weights in 16 layers, and" in line for line in lines), lines[0]
+    assert all("16 layers have new weights, and" in line for line in lines), lines[0]
     verify(served, token, policy, probe)
 
 

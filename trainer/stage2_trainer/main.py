@@ -232,7 +232,7 @@ def _logged_errors() -> Iterator[None]:
     try:
         yield
     except Exception:
-        logger.exception("the last step is not saved")
+        logger.exception("the last step could not be saved")
 
 
 def _check_output(config: RunConfig) -> None:

@@ -161,7 +161,7 @@ class Controller:
             await self.watches.run()
         except* WentBack as errors:
             self.restored = str(errors.exceptions[0])
-            logger.critical("the API server was restored from a backup (%s): starts again", self.restored)
+            logger.critical("the API server was restored from a backup (%s): restarting", self.restored)
             self.stop_flag.set()
 
     async def _lead(self) -> None:
@@ -181,7 +181,7 @@ class Controller:
         """End the process after a bug: the kubelet restarts it, and the other replica takes over meanwhile."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            logger.critical("the controller ends: this is a bug, report it with the traceback", exc_info=error)
+            logger.critical("the controller stops because of a bug: report it with this traceback", exc_info=error)
             self.broken = True
             self.stop_flag.set()
 

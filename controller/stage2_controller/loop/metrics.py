@@ -237,7 +237,7 @@ def _context(tls: Path, application: web.Application) -> ssl.SSLContext:
             try:
                 context.load_cert_chain(tls / "tls.crt", tls / "tls.key")
             except OSError as error:  # half written: the next minute has both
-                logger.warning("--tls: %s: cannot be read, the certificate of before goes on: %s", tls, error)
+                logger.warning("--tls: %s cannot be read, so the previous certificate stays in use: %s", tls, error)
 
     async def renewing(_: web.Application) -> AsyncIterator[None]:
         task = asyncio.create_task(renew())

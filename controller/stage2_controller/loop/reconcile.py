@@ -178,7 +178,7 @@ class Reconciler:
             revision = _revision(raw)
             if self._logged_bugs.get(key) != revision:
                 self._logged_bugs[key] = revision
-                logger.error("%s: a bug of the controller, logged once for this spec", key, exc_info=error)
+                logger.error("%s: a bug in the controller, logged once for this spec", key, exc_info=error)
             return Plan(status=statuses.after_bug(raw, error, now), keeps_place=True), error
         return made, None
 
@@ -225,7 +225,7 @@ class Reconciler:
             try:
                 await self._api.emit(raw, event, at=conditions.timestamp(now))
             except ApiRefused as error:  # the status says it already
-                logger.warning("no event: %s", error)
+                logger.warning("could not create an event: %s", error)
         return written
 
     async def _clean_up_if_ended(self, key: Key, raw: Object, written: Object, made: Plan) -> None:

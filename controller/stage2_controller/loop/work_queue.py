@@ -147,10 +147,10 @@ class WorkQueue(Generic[Item]):
             delay_s = await self._work(key)
         except RetryLater as reason:
             delay_s = self._next_backoff(key)
-            logger.warning("%s: %s; next try in %.0f s", key, reason, delay_s)
+            logger.warning("%s: %s; retrying in %.0f s", key, reason, delay_s)
         except Exception:  # no pass may end the worker, which serves other jobs too
             delay_s = self._next_backoff(key)
-            logger.exception("%s: pass failed; next try in %.0f s", key, delay_s)
+            logger.exception("%s: pass failed; retrying in %.0f s", key, delay_s)
         else:
             self._failures.pop(key, None)
         return delay_s

@@ -117,7 +117,7 @@ def fetched_model(model: str, *, path: str = "model.model", origin: str = "give 
             rule = f"is no folder here, and no model on a hub that can be reached ({_first_line(error)})"
             way_out = f"{origin}; if it is a hub's name, check the network (HF_TOKEN, HF_HOME)"
             raise refused(path, model, rule, way_out) from error
-        logger.warning("model.model %s: no hub can be reached (%s); the cache has it", model, _first_line(error))
+        logger.warning("model.model %s: no hub can be reached (%s); using the cached copy", model, _first_line(error))
         return cached
 
 

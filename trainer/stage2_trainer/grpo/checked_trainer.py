@@ -74,7 +74,7 @@ class CheckedTrainer(Trainer):
         Nothing is written in the middle of a step, when some weights have changed and others have not.
         """
         if self._course.within:
-            logger.warning("the optimizer was in the middle of a step: what it has changed is not saved")
+            logger.warning("stopped in the middle of an optimizer step: its changes are not saved")
             return
         step = self.state.global_step
         if step <= self._course.began:

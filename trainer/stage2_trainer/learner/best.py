@@ -34,7 +34,7 @@ class Best:
         forget_other_figure(self._args, state)
         path = state.best_model_checkpoint
         if path is not None and not Path(path).is_dir():
-            logger.warning("the best checkpoint so far, %s, is gone", path)
+            logger.warning("the best checkpoint so far, %s, no longer exists", path)
             state.best_model_checkpoint = None
 
     def is_new(self, metrics: Mapping[str, float | None], state: TrainerState) -> bool:

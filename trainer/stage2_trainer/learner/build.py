@@ -217,7 +217,10 @@ def _row_planner(config: RunConfig, interrupt: Interrupt) -> RowPlanner:
     planner = _own_row_planner(config, window=config.gradient_accumulation_steps(world_size()))
     if not _divides_rows(config):
         return planner
-    logger.info("training starts after a step's last answer: its rows are divided among %d processes", world_size())
+    processes = world_size()
+    logger.info(
+        "training starts after a step's last answer, because its rows are divided among %d processes", processes
+    )
     return SharedRowPlanner(planner, ProcessExchange(interrupt))
 
 

@@ -103,7 +103,7 @@ class Learner:
         """
         step = self.state.global_step
         if self._half_done:
-            logger.warning("the optimizer was in the middle of a step: what it has changed is not saved")
+            logger.warning("stopped in the middle of an optimizer step: its changes are not saved")
         elif step > self._began and self.checkpoints.is_missing(step):  # one process alone may have got no further
             self._save()
 
@@ -183,4 +183,4 @@ class Learner:
     def _end(self) -> None:
         self.history.end(self.state)
         if left := sum(gathered(len(self.passes.planner.waiting))):
-            logger.warning("%d samples were waiting for a packed row when the run ended: not trained on", left)
+            logger.warning("%d samples still waited for a packed row when the run ended, and were not trained on", left)

@@ -78,7 +78,7 @@ def _write_weights(folder: Path, engine: AccelerateEngine, processor: Any) -> No
     try:
         weights = _weights(engine)
     except ValueError:  # of accelerate: ZeRO-3 is to keep them apart
-        logger.warning("%s: DeepSpeed keeps the weights in parts; zero_to_fp32.py puts them together", folder)
+        logger.warning("%s: DeepSpeed saved the weights in shards; zero_to_fp32.py merges them", folder)
         weights = {}
         if engine.args.save_only_model:
             engine.wrapped.save_checkpoint(str(folder))
@@ -124,7 +124,7 @@ def _read_optimizer(folder: Path, engine: AccelerateEngine) -> None:
         where = engine.device if world_size() > 1 and engine.device.type != "cpu" else "cpu"
         engine.optimizer.load_state_dict(torch.load(folder / OPTIMIZER, map_location=where, weights_only=True))
     elif not engine.steps_in_backward:
-        logger.warning("%s holds the model alone (save_only_model): optimizer and schedule begin anew", folder)
+        logger.warning("%s contains only the model (save_only_model): optimizer and schedule start afresh", folder)
         return
     if not isinstance(engine.schedule, DeepSpeedSchedulerWrapper):
         engine.schedule.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
@@ -148,7 +148,7 @@ def _restore_random_states(folder: Path) -> None:
     """Restore this process's random numbers; another number of processes, or `save_only_model`, left it none."""
     file = folder / _random_file()
     if not file.exists():
-        logger.warning("%s is not there: random numbers, which dropout needs, go on from the seed", file)
+        logger.warning("%s is missing: random numbers, which dropout uses, restart from the seed", file)
         return
     with safe_globals():
         states = torch.load(file, weights_only=True)

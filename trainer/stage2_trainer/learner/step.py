@@ -344,5 +344,7 @@ def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> Ea
             *sizes,
         )
         return None
-    logger.info("rows train while answers are awaited: %.0f MiB more for gradients, of at most %.0f MiB", *sizes)
+    logger.info(
+        "training starts before all answers have arrived: %.0f MiB more for gradients, of at most %.0f MiB", *sizes
+    )
     return EarlyGradients(parameters)

@@ -169,7 +169,7 @@ def set_aside_after(step: int, folder: Path) -> None:
         aside = folder / f"{UNPROVED}{checkpoint.name}"
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
-        logger.error("%s was saved since the last proof: it is %s now", checkpoint.name, aside)
+        logger.error("%s was saved after the last successful proof, and is renamed to %s", checkpoint.name, aside)
     _fsync(folder)
 
 
@@ -185,7 +185,7 @@ def checkpoint_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.warning("a checkpoint was not written", exc_info=True)
+        logger.warning("a checkpoint could not be written", exc_info=True)
         free = _free(folder)
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
         raise CheckpointError(
@@ -223,7 +223,7 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
     try:
         written: dict[str, Any] = json.loads((checkpoint / COURSE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        logger.warning("%s does not record what its run was made of: nothing is compared", checkpoint)
+        logger.warning("%s does not record the settings of its run: nothing is compared", checkpoint)
         return
     now = json.loads(json.dumps(dict(course)))
     changed = {path: then for path, then in written.items() if path in now and now[path] != then}
@@ -240,7 +240,7 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
             for path, then in changed.items()
         )
     for path, then in changed.items():
-        logger.warning("%s: %r, and %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
+        logger.warning("%s: %r differs from %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
 
 
 def divided_among(checkpoint: Path) -> int:

@@ -185,7 +185,7 @@ def adapt(
     _require_whole_tie(model, options.get("modules_to_save") or ())
     chosen = {**options, "target_modules": targets, "trainable_token_indices": _rows_of_tables(model, token_rows)}
     adapted = get_peft_model(model, LoraConfig(**chosen, task_type="CAUSAL_LM"))
-    logger.info("%d layers adapted, %d parameters train", len(targets), trainable_parameters(adapted))
+    logger.info("%d layers have adapters, %d parameters are trained", len(targets), trainable_parameters(adapted))
     return adapted
 
 

@@ -213,7 +213,7 @@ def check_identity(
     found = all_at_once(lambda client: _differences(client, own, messages, list(prompt_ids)), clients)
     if problems := list(chain(*found)):
         raise ConfigError(problems)
-    logger.info("%d servers read a sample prompt as the learner's %d ids", len(clients), len(prompt_ids))
+    logger.info("%d servers tokenize a sample prompt to the same %d ids as the learner", len(clients), len(prompt_ids))
 
 
 def _differences(
@@ -248,7 +248,7 @@ def _identity(client: ServerClient) -> dict[str, Any]:
 def _resume(client: ServerClient) -> None:
     """Resume a server whose learner died in a push: it is paused for good, and a request could end its engine."""
     if client.get("/is_paused", PHASE).get("is_paused"):
-        logger.warning("server %s is paused, as a learner that ended in a push leaves it; it resumes", client.base_url)
+        logger.warning("server %s was left paused by a learner that ended during a push: resuming it", client.base_url)
         close_update(client)
         client.post("/resume", PHASE)
 

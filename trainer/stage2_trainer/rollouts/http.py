@@ -266,7 +266,7 @@ class ServerBackend:
                 raise self._error(server, detail) from error
             if (seconds := time.monotonic() - start) > self._timeout_s:
                 logger.warning(
-                    "server %s: %d of %d requests still under way after %.0f s; vllm.server.infer_timeout_s would "
+                    "server %s: %d of %d requests are still running after %.0f s; vllm.server.infer_timeout_s would "
                     "bound them",
                     server,
                     waiting,

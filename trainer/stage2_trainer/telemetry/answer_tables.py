@@ -54,7 +54,7 @@ def answer_tables(config: RunConfig) -> AnswerTables:
             try:
                 _WRITERS[name](import_module(name), table)
             except Exception as error:  # noqa: BLE001  # a tracker may raise anything; no picture is worth a run
-                logger.warning("%s took no table of the answers of step %d: %s", name, step, error)
+                logger.warning("%s did not accept the table of answers of step %d: %s", name, step, error)
 
     return write
 

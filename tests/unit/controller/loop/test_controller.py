@@ -212,7 +212,7 @@ async def test_controller_restarts_when_api_server_was_restored_from_backup(capl
     made.watches = cast("Any", Restored())
     await made.start()
     await asyncio.wait_for(made.stop_flag.wait(), timeout=60)
-    assert "the API server was restored from a backup (pods: version 99 after 100): starts again" in caplog.text
+    assert "the API server was restored from a backup (pods: version 99 after 100): restarting" in caplog.text
     assert "bug" not in caplog.text
     assert (operator.why_ended(made) or "").endswith("everything has to be listed anew")
     await made.stop()

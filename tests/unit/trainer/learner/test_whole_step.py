@@ -219,7 +219,8 @@ def test_rows_train_early_only_if_gradients_fit_share_of_memory(
     caplog.set_level("INFO")
     assert_close(late(1)[0], unpacked[0])
     assert bool(trained_early) == enough
-    early, late_only = "rows train while answers are awaited", "training starts only after a step's last answer"
+    early = "training starts before all answers have arrived"
+    late_only = "training starts only after a step's last answer"
     logged = [one.message.partition(":")[0] for one in caplog.records if one.message.startswith((early, late_only))]
     assert logged == [early if enough else late_only]
 

@@ -196,7 +196,7 @@ def test_doubt_cleared_by_second_answer_passes_proof(tiny, probe, caplog):
         (report,) = ProofSchedule(probe, every=0).prove(tiny, server, step=1)
     assert server.asked == 2
     assert report.gap.mean == 0
-    assert "in doubt, attempt 1 of 2" in caplog.text
+    assert "not yet proved, attempt 1 of 2" in caplog.text
     assert "proved: server a" in caplog.text
 
 

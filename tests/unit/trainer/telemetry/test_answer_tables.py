@@ -114,4 +114,4 @@ def test_failing_tracker_logs_warning_and_run_continues(image_paths, written, mo
 
     monkeypatch.setitem(module._WRITERS, "mlflow", refuse)
     answer_tables(run_config(training={"report_to": ["mlflow"]}))(3, answers(image_paths, 2))
-    assert "mlflow took no table of the answers of step 3: no such host" in caplog.text
+    assert "mlflow did not accept the table of answers of step 3: no such host" in caplog.text

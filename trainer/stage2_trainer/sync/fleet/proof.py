@@ -163,12 +163,12 @@ class ProofSchedule:
             try:
                 reports = judge(answers, own, self._previous, tolerance=self._tolerance)
             except DoubtfulProof as doubt:
-                logger.warning("in doubt, attempt %d of %d: %s", attempt, self._attempts, doubt)
+                logger.warning("not yet proved, attempt %d of %d: %s", attempt, self._attempts, doubt)
                 continue
             self._previous = own
             self.gap = max(report.gap.mean for report in reports)
             for report in reports:
-                logger.info("proved: %s answers as the learner does, to %s", report.server, report.gap)
+                logger.info("proved: %s has the learner's log-probabilities, to %s", report.server, report.gap)
             return reports
         return []
 

@@ -155,10 +155,10 @@ class NcclGroup:
         try:
             aborting.result(timeout=ABORT_TIMEOUT_S)
         except TimeoutError:
-            logger.error("NCCL does not end a group that it was asked to leave %g s ago", ABORT_TIMEOUT_S)
+            logger.error("NCCL has not left a group %g s after the request", ABORT_TIMEOUT_S)
             return False
         except RuntimeError as error:
-            logger.warning("NCCL on leaving a group: %s", error)
+            logger.warning("NCCL reported an error while leaving a group: %s", error)
         return True
 
     def _run(self, what: str, step: Callable[..., None], *arguments: Any) -> None:

@@ -101,7 +101,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         """Put new base weights in the places of the old ones, if any came."""
         loaded, kept = self._reload.finish()
         if loaded and self.parallel_config.rank == 0:
-            logger.info("new weights in %d layers, and %d keep theirs", loaded, kept)
+            logger.info("%d layers have new weights, and %d keep theirs", loaded, kept)
 
     def shutdown(self) -> None:
         """Leave the group."""
