@@ -13,7 +13,6 @@ from stage2_api.parsing import parse_job
 from stage2_trainer.doctor.examination import Examination
 from stage2_trainer.doctor.footprint import footprint
 from stage2_trainer.doctor.resources import GIB, Gpu, Machine, total
-from stage2_trainer.process.supported import in_process
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 JOBS = ("job-3v1", "job-colocate", "job-grpo-6v2", "job-grpo-objects")
@@ -57,7 +56,9 @@ def _row(name: str, model: str) -> str:
         gpu = Gpu(0, f"{size} GB", size * 10**9, 0)
         on = Examination(config, Machine((gpu,), 0, 0))
         fits = "yes" if on.learner_memory(found).verdict == "good" else "no"
-        beside = "" if in_process(config) else f", {on.server_memory(found).status.partition(': ')[2].split()[0]}"
+        beside = ""
+        if config.rollout_matching.uses_servers:
+            beside = f", {on.server_memory(found).status.partition(': ')[2].split()[0]}"
         cells.append(fits + beside)
     return f"| {name} | {total(found.learner) / GIB:.1f} | {active / GIB:.1f} | {' | '.join(cells)} |\n"
 

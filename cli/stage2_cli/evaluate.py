@@ -29,7 +29,7 @@ from stage2_trainer.matching.closing import LONGER
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import flaw_of
-from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.process.supported import check_supported
 from stage2_trainer.scores.advice import advice, summary
 from stage2_trainer.scores.answer_file import AS_RECOGNISED, Answered, Form, Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import (
@@ -216,7 +216,7 @@ def _config(path: Path, request: EvaluationRequest) -> RunConfig:
     """Return the configuration, with the request's records; vLLM in this process makes no drafts beside a bias."""
     changes = [f"custom.val_jsonl={request.records}", "custom.val_sample_limit=null"] if request.records.name else []
     config = load_config(path, changes)
-    if not any(request.lengths.nats) or not in_process(config):
+    if not any(request.lengths.nats) or config.rollout_matching.uses_servers:
         return config
     return load_config(path, [*changes, f"{SPECULATION}=none"])
 
@@ -247,7 +247,7 @@ def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
 def _check_drafts(config: RunConfig, lengths: Lengths) -> None:
     """Raise ConfigError where servers were configured to make drafts, beside which vLLM refuses a bias."""
     method = config.rollout_matching.vllm.speculation
-    if any(lengths.nats) and not in_process(config) and method not in ("none", "auto"):
+    if any(lengths.nats) and config.rollout_matching.uses_servers and method not in ("none", "auto"):
         rule = f"must be none for {LONGER}: vLLM refuses a bias beside drafts"
         raise refused(SPECULATION, method, rule, "set it to none, and start the servers again")
 

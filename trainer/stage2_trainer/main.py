@@ -36,7 +36,7 @@ from stage2_trainer.process.checkpoints import (
     trained_step_of,
 )
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.process.supported import check_supported
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.report import DigestError, ProofError, VersionError
@@ -310,7 +310,7 @@ def _host(config: RunConfig, environment: Mapping[str, str]) -> str:
 
     Loopback where all servers are on this machine, or where there are none and this is no pod; else all interfaces.
     """
-    if in_process(config):
+    if not config.rollout_matching.uses_servers:
         local = POD_VARIABLE not in environment
     else:
         servers = config.rollout_matching.vllm.server.resolved_servers()
@@ -324,7 +324,7 @@ def _token(config: RunConfig, environment: Mapping[str, str]) -> str:
     Raises:
         ConfigError: the token, or a certificate for TLS, is missing or unreadable.
     """
-    if in_process(config) and not environment.get(PROGRESS_PORT_VARIABLE):
+    if not config.rollout_matching.uses_servers and not environment.get(PROGRESS_PORT_VARIABLE):
         return ""
     served = config.rollout_matching.vllm.server
     for server in served.resolved_servers():

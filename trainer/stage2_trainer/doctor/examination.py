@@ -32,7 +32,7 @@ from stage2_trainer.doctor.resources import (
 )
 from stage2_trainer.preflight import checked_records
 from stage2_trainer.process.checkpoints import list_checkpoints, size_of
-from stage2_trainer.process.supported import check_supported, in_process
+from stage2_trainer.process.supported import check_supported
 from stage2_trainer.serve.launch import installed_platform, require_engine_options
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
@@ -129,7 +129,8 @@ class Examination:
                 yield from self._model()
 
     def _configuration(self) -> Iterator[Requirement]:
-        processes = self.devices.learner if self.devices and in_process(self.config) else 1
+        servers = self.config.rollout_matching.uses_servers
+        processes = self.devices.learner if self.devices and not servers else 1
         try:
             check_supported(self.config, world_size=max(1, processes))
             require_engine_options(self.config)
@@ -189,7 +190,7 @@ class Examination:
             yield good("shared memory", status)
 
     def _ports(self) -> Iterator[Requirement]:
-        if in_process(self.config):
+        if not self.config.rollout_matching.uses_servers:
             return
         for address in self.config.rollout_matching.vllm.server.resolved_servers():
             host, _ = host_and_port(address.base_url)
@@ -224,7 +225,7 @@ class Examination:
             yield self.learner_memory(found)
             yield from self._shared_gpu(found)
         yield self._host_memory(found)
-        if self.uses_gpus and not in_process(self.config):
+        if self.uses_gpus and self.config.rollout_matching.uses_servers:
             yield self.server_memory(found)
         if self.config.makes_rollouts and self.config.rollout_matching.rollout_backend == "vllm":
             yield self._engine()
@@ -288,7 +289,7 @@ class Examination:
     def _engines_here(self, found: Footprint) -> tuple[Part, ...]:
         """Return the memory of vLLM on a host without GPUs: servers of the run, or a colocated engine."""
         config, servers = self.config, 0
-        if not in_process(config):
+        if config.rollout_matching.uses_servers:
             here = [
                 is_loopback(host_and_port(one.base_url)[0])
                 for one in config.rollout_matching.vllm.server.resolved_servers()

@@ -18,7 +18,6 @@ from stage2_trainer.doctor.activations import MASK_BYTES, pass_bytes
 from stage2_trainer.doctor.resources import Footprint, Part
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
 from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
-from stage2_trainer.process.supported import in_process
 from stage2_trainer.sync.fleet.delivery import SLOTS
 from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES
 
@@ -53,7 +52,7 @@ def footprint(config: RunConfig, model: str, *, row_tokens: int) -> Footprint:
     text = shape.text_config
     weighed = (Part("weights", weights), Part("adapters", adapters * 4))
     optimizer = Part("optimizer", trained * OPTIMIZER_BYTES.get(config.training.optim, 8))
-    pushes = config.makes_rollouts and not in_process(config)
+    pushes = config.makes_rollouts and config.rollout_matching.uses_servers
     buckets = Part("buckets of a push", SLOTS * DEFAULT_BUCKET_BYTES if pushes else 0)
     matching = config.rollout_matching
     engine = weights // matching.vllm.resolved_tensor_parallel_size(world_size=1)

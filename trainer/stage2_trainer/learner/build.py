@@ -45,10 +45,10 @@ from stage2_trainer.matching.closing import closing_bias
 from stage2_trainer.matching.ground_truth import serialize_objects
 from stage2_trainer.process import training_arguments as arguments
 from stage2_trainer.process.attention import attention_here, attention_words
+from stage2_trainer.process.deepspeed_config import shards_weights
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor, part_rates
 from stage2_trainer.process.ranks import world_size
-from stage2_trainer.process.supported import in_process, shards_weights
 from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_training_state, server_rollouts
@@ -155,7 +155,7 @@ def _rollouts(
     """Return the source of rollouts: this process, or servers, which are waited for."""
     if not config.makes_rollouts:
         return NoRollouts(config.training.seed)
-    if in_process(config):
+    if not config.rollout_matching.uses_servers:
         return local_rollouts(config, policy, cache, context, state)
     if _divides_rows(config) or shards_weights(config):  # ZeRO-3 parts with the weights of a single process, too
         whole = state.whole if shards_weights(config) else None
@@ -258,7 +258,7 @@ def write_checkpoint_rollouts(
     with ExitStack() as stack:
         stack.callback(lines.close)
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
-        token = "" if in_process(config) else read_token(os.environ)
+        token = read_token(os.environ) if config.rollout_matching.uses_servers else ""
         context = RunContext(token, Reporter(), interrupt, SilentLog(), lines)
         answering = _answering(config, records, context, stack)
         answering.policy.model.to(answering.policy.device)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-from pydantic_core import from_json
-
-from stage2_api.errors import ConfigError, Problem, refused
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import flaw_of_model, is_mixture, model_path
+from stage2_trainer.process.deepspeed_config import deepspeed_config, shards_weights
 from stage2_trainer.serve.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
@@ -35,47 +32,8 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
         problems.append(driver)
     if problems:
         raise ConfigError(problems)
-    if config.rollout_matching.offload.enabled and not _colocates(config):
+    if config.rollout_matching.offload.enabled and not config.rollout_matching.colocates:
         logger.warning("%s.offload has no effect without a colocated engine", _MATCHING)
-
-
-def in_process(config: RunConfig) -> bool:
-    """Whether the learner's own processes make the rollouts: with hf, or with a colocated vLLM."""
-    return config.rollout_matching.rollout_backend == "hf" or config.rollout_matching.vllm.mode == "colocate"
-
-
-def shards_weights(config: RunConfig) -> bool:
-    """Whether DeepSpeed spreads the weights themselves over the processes (ZeRO-3)."""
-    stage = (deepspeed_config(config) or {}).get("zero_optimization", {}).get("stage", 0)
-    return int(stage) >= 3
-
-
-def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
-    """Return the DeepSpeed configuration, from a file or from the training YAML; None without DeepSpeed."""
-    deepspeed = config.deepspeed
-    if not config.uses_deepspeed or deepspeed is None:
-        return None
-    if isinstance(deepspeed, dict) and "config" in deepspeed:
-        deepspeed = deepspeed["config"]
-    if isinstance(deepspeed, dict):
-        return {key: value for key, value in deepspeed.items() if key != "enabled"}
-    path = Path(str(deepspeed))
-    if not path.is_file():
-        rule = "must be a DeepSpeed configuration or the path of one; named presets are not built in"
-        raise refused("deepspeed", deepspeed, rule, "write the JSON file's path, or its content")
-    try:
-        document = from_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        document = error
-    if isinstance(document, dict):
-        return document
-    rule = "must be a file with a JSON object" + (f" ({document})" if isinstance(document, Exception) else "")
-    raise refused("deepspeed", str(path), rule, "correct the file, or write its content here")
-
-
-def _colocates(config: RunConfig) -> bool:
-    matching = config.rollout_matching
-    return matching.rollout_backend == "vllm" and matching.vllm.mode == "colocate"
 
 
 def _attention(config: RunConfig) -> list[Problem]:
@@ -93,7 +51,7 @@ def _attention(config: RunConfig) -> list[Problem]:
 
 def _engine(config: RunConfig) -> list[Problem]:
     """Return what a colocated engine cannot do."""
-    if not _colocates(config):
+    if not config.rollout_matching.colocates:
         return []
     vllm, problems = config.rollout_matching.vllm, []
     if vllm.sync.mode == "adapter":
@@ -128,7 +86,7 @@ def _mixture(config: RunConfig) -> list[Problem]:
 
 def _processes(config: RunConfig, world_size: int) -> list[Problem]:
     problems = []
-    if world_size > 1 and not in_process(config) and config.rlhf is None and not config.shares_rows:
+    if world_size > 1 and config.rollout_matching.uses_servers and config.rlhf is None and not config.shares_rows:
         rule = "in server mode the learner is one process by default, and the other GPUs make rollouts"
         way_out = (
             "start the learner without torchrun, as `stage2 learn CONFIG`, or set vllm.server.learners to sharded, or"
@@ -136,7 +94,7 @@ def _processes(config: RunConfig, world_size: int) -> list[Problem]:
         )
         problems.append(Problem("WORLD_SIZE", world_size, rule, way_out))
     size = config.rollout_matching.vllm.resolved_tensor_parallel_size(world_size)
-    if _colocates(config) and world_size % size:
+    if config.rollout_matching.colocates and world_size % size:
         rule = f"must divide the number of learner processes, which is {world_size}"
         way_out = "lower it, or start another number of processes"
         problems.append(Problem(f"{_MATCHING}.vllm.tensor_parallel_size", size, rule, way_out))
@@ -149,7 +107,7 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
         rule = "its engine reads checkpoints in its own way, and may run what a file names"
         way_out = "leave it out: DeepSpeed then writes with torch.save"
         problems.append(Problem("deepspeed.datastates_ckpt", engine, rule, way_out))
-    if shards_weights(config) and not (in_process(config) or config.shares_rows):
+    if shards_weights(config) and config.rollout_matching.uses_servers and not config.shares_rows:
         rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"
         way_out = "use stage 2, which leaves the weights whole" + (
             "" if config.rlhf else ", or set vllm.server.learners to sharded"

@@ -17,10 +17,10 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.process.deepspeed_compat import GatheredWeights
+from stage2_trainer.process.deepspeed_config import shards_weights
 from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.policy import Policy
 from stage2_trainer.process.ranks import world_size
-from stage2_trainer.process.supported import shards_weights
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.http import ServerBackend

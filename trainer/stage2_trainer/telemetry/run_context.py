@@ -16,7 +16,6 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.records import Fingerprint
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.supported import in_process
 from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
@@ -83,7 +82,7 @@ def reproducibility_record(
 
     config: the effective configuration. engines, attention: what computes answers, and the learner's attention.
     """
-    addresses = () if in_process(config) else config.rollout_matching.vllm.server.resolved_servers()
+    addresses = config.rollout_matching.vllm.server.resolved_servers() if config.rollout_matching.uses_servers else ()
     return ReproducibilityRecord(
         model=config.model.model,
         servers=[address.base_url for address in addresses],

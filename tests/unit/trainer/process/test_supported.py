@@ -10,7 +10,8 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.process.deepspeed_compat import compile_nothing
-from stage2_trainer.process.supported import check_supported, deepspeed_config
+from stage2_trainer.process.deepspeed_config import deepspeed_config
+from stage2_trainer.process.supported import check_supported
 from tests.unit.trainer.learner.configs import SERVER, run_config
 
 MATCHING = "custom.extra.rollout_matching"
