@@ -24,7 +24,7 @@ from bench.tables import Row, Table, installed
 from torch import Tensor
 
 from stage2_api.vllm import Transport
-from stage2_trainer.process.offload import DeviceMover, moved_away
+from stage2_trainer.model.offload import DeviceMover, moved_away
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.tensors.announcement import plan_buckets
 from stage2_trainer.sync.tensors.merge_math import Adapter

@@ -35,8 +35,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 from stage2_api.parsing import merged
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
 from stage2_cli.config_files import load_config
-from stage2_trainer.doctor.footprint import footprint
-from stage2_trainer.doctor.resources import CONTEXT_BYTES, GIB, total
+from stage2_trainer.checks.footprint import footprint
+from stage2_trainer.checks.resources import CONTEXT_BYTES, GIB, total
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 EXAMPLES = Path(__file__).parents[1] / "examples"

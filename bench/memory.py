@@ -10,9 +10,9 @@ import yaml
 from transformers import Qwen3VLConfig
 
 from stage2_api.parsing import parse_job
-from stage2_trainer.doctor.examination import Examination
-from stage2_trainer.doctor.footprint import footprint
-from stage2_trainer.doctor.resources import GIB, Gpu, Machine, total
+from stage2_trainer.checks.examination import Examination
+from stage2_trainer.checks.footprint import footprint
+from stage2_trainer.checks.resources import GIB, Gpu, Machine, total
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 JOBS = ("job-3v1", "job-colocate", "job-grpo-6v2", "job-grpo-objects")

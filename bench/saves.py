@@ -16,7 +16,7 @@ import torch
 from bench.tables import Row, Table
 from safetensors.torch import save_file
 
-from stage2_trainer.process.checkpoints import PREFIX, create_staging, publish
+from stage2_trainer.model.checkpoints import PREFIX, create_staging, publish
 
 WEIGHTS_BYTES = 2**30 // 3  # and two moments of an optimizer: a GiB in all
 RUNS = 3

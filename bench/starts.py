@@ -28,7 +28,7 @@ MODEL = Path(__file__).parents[1] / "examples" / "tiny-qwen3-vl"
 TICKS = os.sysconf("SC_CLK_TCK")
 GROUP, FIRST_TIME, LAST_TIME = 2, 11, 15  # of /proc/PID/stat, after the name
 LEARNER = "from stage2_trainer.learner import build"
-QUIETLY = f"from stage2_trainer.uncollected import uncollected\nwith uncollected(): {LEARNER}"
+QUIETLY = f"from stage2_trainer.process.uncollected import uncollected\nwith uncollected(): {LEARNER}"
 
 
 def rows() -> Iterator[Row]:

@@ -33,12 +33,12 @@ from torch import nn
 from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
 from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.fleet.push import FullPush, reach, send
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.tensors.announcement import bucket_bytes, plan_buckets
 from stage2_trainer.sync.tensors.merge import WeightAccess, merged_weights
-from stage2_trainer.wire.background import in_background
 
 LAYERS, HIDDEN, WIDE = 28, 512, 1536
 TRAINED_LAYERS = 7

@@ -16,8 +16,8 @@ from stage2_trainer.grpo.build import components, grpo_arguments
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Task, record_rules
 from stage2_trainer.grpo.trainer import GrpoTrainer
+from stage2_trainer.model.policy import load_policy, load_processor
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import load_policy, load_processor
 from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.rollouts.in_process import HfRollouts

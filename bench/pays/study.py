@@ -28,7 +28,7 @@ from bench.pays.arms import (
 from stage2_api.parsing import parse_run_config
 from stage2_api.runconfig import RunConfig
 from stage2_trainer import main
-from stage2_trainer.preflight import checked_records
+from stage2_trainer.checks.preflight import checked_records
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples" / "tiny-qwen3-vl"

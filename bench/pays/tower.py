@@ -23,7 +23,7 @@ from stage2_api.coordinates import BINS
 from stage2_trainer.data.records import Record, load_records
 from stage2_trainer.matching import GTObject
 from stage2_trainer.matching.tokens import FloatArray
-from stage2_trainer.process.policy import load_model, load_processor
+from stage2_trainer.model.policy import load_model, load_processor
 
 LEAST_SHARE = 0.25  # of a token's width and height that lies in a box
 WARM_UP = 50

@@ -20,12 +20,12 @@ from bench.regimes.arms import ARMS, BIASED, BIASES, EARLY, REWARDED, SUPERVISED
 
 from stage2_api.coordinates import coord_bin, coord_token
 from stage2_api.parsing import parse_run_config
+from stage2_trainer.checks.preflight import checked_records
 from stage2_trainer.data.reading_order import Bounds, in_reading_order
 from stage2_trainer.data.records import RecordRules, load_records
 from stage2_trainer.matching import targets
 from stage2_trainer.matching.assign import Matching, match_except
 from stage2_trainer.matching.geometry import box_iou
-from stage2_trainer.preflight import checked_records
 from stage2_trainer.scores.answer_file import read_rollouts
 from stage2_trainer.scores.answer_scores import AnswerScores
 from stage2_trainer.scores.image_counts import image_counts

@@ -14,7 +14,7 @@ from rich.text import Text
 from stage2_api.errors import ConfigError, Problem, counted, shortened
 from stage2_api.log_lines import one_line
 from stage2_report.terminal import Terminal
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
 
 if TYPE_CHECKING:
     from stage2_trainer.data.records import Line

@@ -17,9 +17,9 @@ from stage2_cli.config_files import load
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import asks_for_gpus, gpus_hidden
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.doctor.examination import Devices, Examination
-from stage2_trainer.doctor.resources import Machine
-from stage2_trainer.serve.cuda_driver import visible_names
+from stage2_trainer.checks.examination import Devices, Examination
+from stage2_trainer.checks.resources import Machine
+from stage2_trainer.process.cuda_driver import visible_names
 
 STYLES = {"good": "green", "doubtful": "yellow", "missing": "red"}
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from stage2_cli.commit import built_from
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.doctor.packages import versions_of_extras
-from stage2_trainer.doctor.resources import GIB, Machine
-from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE
+from stage2_trainer.checks.packages import versions_of_extras
+from stage2_trainer.checks.resources import GIB, Machine
+from stage2_trainer.process.cuda_driver import VISIBLE_VARIABLE
 
 VARIABLES = (VISIBLE_VARIABLE, "HF_HOME", "HF_HUB_OFFLINE", "OMP_NUM_THREADS")
 """Environment variables that change runs and hold no secrets."""

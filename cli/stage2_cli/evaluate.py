@@ -21,15 +21,15 @@ from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_cli.length_curve import ONE_LENGTH, Lengths
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.checks.preflight import checked_records
+from stage2_trainer.checks.supported import check_supported
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
 from stage2_trainer.matching.closing import LONGER
 from stage2_trainer.matching.ground_truth import Unit
-from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import flaw_of
-from stage2_trainer.process.supported import check_supported
+from stage2_trainer.model.checkpoints import flaw_of
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.scores.advice import advice, summary
 from stage2_trainer.scores.answer_file import AS_RECOGNISED, Answered, Form, Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import (

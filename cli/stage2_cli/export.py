@@ -7,9 +7,9 @@ from pathlib import Path
 
 from stage2_api.errors import EXIT_FAILURE, refused
 from stage2_report.terminal import Terminal
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
+from stage2_trainer.process.activity import ACTIVITY
 
 
 def export_checkpoint(

@@ -13,9 +13,9 @@ from rich.table import Table
 from stage2_api.errors import ConfigError, Problem, counted, refused
 from stage2_api.log_lines import json_text
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.prepare.annotations import IMAGE_ENDINGS
+from stage2_trainer.process.activity import ACTIVITY
 
 if TYPE_CHECKING:
     from stage2_trainer.infer.answered_image import AnsweredImage

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from stage2_cli.console import with_progress
 from stage2_report.terminal import Terminal
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.prepare.project_request import ProjectRequest, check_request
 from stage2_trainer.prepare.stock_model import source_of
+from stage2_trainer.process.activity import ACTIVITY
 
 
 def prepare_model(model: str, output: Path) -> int:

@@ -108,7 +108,7 @@ def _record(request: Request, config: RunConfig | None) -> Record:
     """Return the record as the learner reads it; its images need not exist. Raises ConfigError."""
     rules = AS_DECLARED
     if config:
-        from stage2_trainer.preflight import record_rules  # imports Pillow
+        from stage2_trainer.checks.preflight import record_rules  # imports Pillow
 
         rules = record_rules(config)
     rules = rules.without_images()
@@ -180,7 +180,7 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
         raise refused(path, None, "must name the servers", way_out)
     from stage2_trainer.data.encode import Encoder
     from stage2_trainer.data.messages import chat_messages
-    from stage2_trainer.process.policy import load_processor
+    from stage2_trainer.model.policy import load_processor
     from stage2_trainer.rollouts.http import ServerBackend
     from stage2_trainer.wire.credentials import read_token
     from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers

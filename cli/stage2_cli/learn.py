@@ -24,7 +24,7 @@ from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_cli.config_files import load_addressed
 from stage2_cli.processes import end_with_parent
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
 
 logger = logging.getLogger(__name__)
 

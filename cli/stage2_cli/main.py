@@ -14,7 +14,7 @@ from stage2_api.log_lines import escape_errors, print_error
 from stage2_cli.cluster import JobError
 from stage2_cli.imports import imports
 from stage2_cli.jobs import AsJson, Follow, Servers, jobs, print_lines
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
 
 FIRST_LINE_S = 3.0
 """Seconds of a command without a word of what it does."""
@@ -160,7 +160,7 @@ def train(
 ) -> None:
     """Train both stages on this machine: import, init, run, export, report and infer, each printed as a command."""
     from stage2_cli.train import train as run_steps
-    from stage2_trainer.doctor.packages import require
+    from stage2_trainer.checks.packages import require
     from stage2_trainer.prepare.project_request import ProjectRequest
 
     require("trainer")
@@ -286,7 +286,7 @@ def serve(
 ) -> None:
     """Start rollout server number SERVER of CONFIG in the foreground."""
     from stage2_cli.config_files import load_addressed
-    from stage2_trainer.doctor.packages import require
+    from stage2_trainer.checks.packages import require
     from stage2_trainer.serve.launch import first_of_pod
     from stage2_trainer.serve.launch import serve as start
 
@@ -588,7 +588,7 @@ def call(program: typer.Typer) -> None:
         print_error(f"{error}")
         sys.exit(error.exit_code)
     except ModuleNotFoundError as error:
-        from stage2_trainer.doctor.packages import requirement_of
+        from stage2_trainer.checks.packages import requirement_of
 
         requirement = requirement_of(error.name or "")
         if requirement is None:

@@ -24,7 +24,7 @@ from stage2_api.job import RolloutMatchingJob
 from stage2_api.log_lines import split_lines
 from stage2_api.pod.layout import PROGRESS_PORT
 from stage2_controller.job.containers import POD_PORTS, LearnerPorts
-from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, gpu_count, visible_names
+from stage2_trainer.process.cuda_driver import VISIBLE_VARIABLE, gpu_count, visible_names
 from stage2_trainer.wire.credentials import is_free
 
 _PR_SET_PDEATHSIG = 1

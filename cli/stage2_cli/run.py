@@ -46,15 +46,15 @@ from stage2_controller.job import credentials, template_rules
 from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
 from stage2_report.terminal import Terminal
-from stage2_trainer.activity import ACTIVITY, without_seconds
+from stage2_trainer.checks.examination import require_room
+from stage2_trainer.checks.packages import require
+from stage2_trainer.checks.preflight import checked_records
+from stage2_trainer.checks.supported import check_supported
 from stage2_trainer.data.files import check_place
 from stage2_trainer.data.model_files import is_on_hub, require_folder
-from stage2_trainer.doctor.examination import require_room
-from stage2_trainer.doctor.packages import require
-from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import best_whole, newest_whole
-from stage2_trainer.process.supported import check_supported
-from stage2_trainer.serve.cuda_driver import VISIBLE_VARIABLE, Installation, server_problem, visible_names
+from stage2_trainer.model.checkpoints import best_whole, newest_whole
+from stage2_trainer.process.activity import ACTIVITY, without_seconds
+from stage2_trainer.process.cuda_driver import VISIBLE_VARIABLE, Installation, server_problem, visible_names
 
 _PHASES_OF_A_STEP: tuple[LearnerPhase, ...] = ("syncing", "rollout", "training")
 """Phases that alternate many times a step. They are shown in the status line of a terminal, not in a log."""

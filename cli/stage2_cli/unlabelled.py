@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from stage2_api.coordinates import BINS
 from stage2_api.errors import counted, refused
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.reading_order import Bounds
 from stage2_trainer.data.records import Record, RecordRules, load_records
 from stage2_trainer.infer.unlabelled import AGREED, SAMPLES, Agreement, Estimate, Named
+from stage2_trainer.process.activity import ACTIVITY
 
 if TYPE_CHECKING:
     from stage2_trainer.infer.answered_image import AnsweredImage

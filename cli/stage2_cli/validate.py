@@ -27,11 +27,11 @@ from stage2_controller.children.examination import examined
 from stage2_controller.job import output_folder, template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.terminal import Terminal, print_json
+from stage2_trainer.checks.preflight import check_rewards, record_rules, try_rewards
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
 from stage2_trainer.data.records import AS_DECLARED, RecordRules, load_record
 from stage2_trainer.grpo.rewards import known_rewards
-from stage2_trainer.preflight import check_rewards, record_rules, try_rewards
 
 FIRST_RECORDS = 1000
 DATA_FILE = ".jsonl"

@@ -27,8 +27,8 @@ from stage2_report.reward_cards import TEXT_CHARACTERS, RewardSamples, reward_ca
 from stage2_report.run_history import REWARD, RunHistory, folder_of_images, read_history
 from stage2_report.sample_cards import StepChoice, choose_samples, sample_card
 from stage2_report.terminal import Terminal
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import aside_of, check_file, check_place
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.scores.image_counts import rank_of, sample_f1
 
 MOST_RUNS, MOST_STEPS = 2, 6

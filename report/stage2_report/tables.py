@@ -26,8 +26,8 @@ from stage2_report.run_history import (
     reward_means,
 )
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import check_file
+from stage2_trainer.process.activity import ACTIVITY
 
 _PLAIN_WIDTH = 100  # of tables in a file or a pipe
 _END_ROWS = 20

@@ -13,8 +13,8 @@ from torch.nn.attention import varlen
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from stage2_trainer.learner.padding_free_batch import collate, hidden_states, with_positions
-from stage2_trainer.process.attention import PACKED
-from stage2_trainer.process.policy import load_model
+from stage2_trainer.model.attention import PACKED
+from stage2_trainer.model.policy import load_model
 
 ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']
 KERNELS = [PACKED, *(["flash_attention_2"] if is_flash_attn_2_available() else [])]

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from stage2_trainer.process.offload import DeviceMover, StateOffloader, optimizer_tensors
+from stage2_trainer.model.offload import DeviceMover, StateOffloader, optimizer_tensors
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import yaml
 
 from stage2_api.parsing import parse_run_config
 from stage2_trainer import main
-from stage2_trainer.process import supported
+from stage2_trainer.checks import supported
 from stage2_trainer.rollouts import colocate
 from stage2_trainer.sync.vllm.vllm_compat import planned_engine_words
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stage2_api.pod.layout import TLS_CA_FILE_VARIABLE, TLS_CERT_FILE_VARIABLE
-from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.model.checkpoints import newest_whole
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE
 from stage2_trainer.sync.transports import link
 from stage2_trainer.sync.transports.link import MAGIC, Member, new_group_name

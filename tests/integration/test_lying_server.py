@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stage2_trainer.process.checkpoints import list_checkpoints, newest_whole
+from stage2_trainer.model.checkpoints import list_checkpoints, newest_whole
 from tests.integration import runs
 from tests.integration.conftest import Served, stop, wait_until_healthy
 from tests.integration.test_fault_table import learner_config

@@ -12,7 +12,7 @@ import time
 import pytest
 import yaml
 
-from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.model.checkpoints import newest_whole
 from tests.integration.conftest import patience
 from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config, strike

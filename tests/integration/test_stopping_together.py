@@ -11,7 +11,7 @@ import time
 import pytest
 import yaml
 
-from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.model.checkpoints import newest_whole
 from tests.integration.runs import adapter, learn
 from tests.integration.test_local_rollouts import (
     COLOCATE,

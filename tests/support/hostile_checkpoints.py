@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stage2_trainer.process.checkpoints import MANIFEST
+from stage2_trainer.model.checkpoints import MANIFEST
 
 
 class Command:

@@ -17,14 +17,13 @@ from stage2_api.course import to_train_on
 from stage2_api.errors import EXIT_CONFIG, EXIT_FAILURE, EXIT_RETRYABLE, ConfigError, refused
 from stage2_api.pod.layout import PROGRESS_PORT_VARIABLE, RESTARTS_VARIABLE, TERMINATION_LOG_VARIABLE
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.activity import ACTIVITY, Report
+from stage2_trainer.checks.preflight import checked_records
+from stage2_trainer.checks.supported import check_supported
 from stage2_trainer.data.files import FOR_GOOD, FULL_DISK, check_place
 from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.run_records import RunRecords
 from stage2_trainer.grpo.loaded_rewards import RewardError
-from stage2_trainer.packing import PackingError
-from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import (
+from stage2_trainer.model.checkpoints import (
     CheckpointError,
     NonFiniteError,
     check_course,
@@ -35,9 +34,11 @@ from stage2_trainer.process.checkpoints import (
     run_course,
     trained_step_of,
 )
+from stage2_trainer.model.tensor_files import refuse_code, tensors_alone
+from stage2_trainer.packing import PackingError
+from stage2_trainer.process.activity import ACTIVITY, Report
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.process.supported import check_supported
-from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
+from stage2_trainer.process.uncollected import uncollected
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
 from stage2_trainer.sync.fleet.report import DigestError, ProofError, VersionError
 from stage2_trainer.sync.transports import nccl_choice
@@ -46,7 +47,6 @@ from stage2_trainer.telemetry.prometheus import metered
 from stage2_trainer.telemetry.run_context import Listed, RunContext
 from stage2_trainer.telemetry.run_log import STEP_LOG, logged_end, open_logs, remove_run
 from stage2_trainer.telemetry.timeline import TIMELINE, open_trace
-from stage2_trainer.uncollected import uncollected
 from stage2_trainer.wire import credentials
 from stage2_trainer.wire.credentials import host_and_port, is_loopback, read_token
 from stage2_trainer.wire.errors import ServerError

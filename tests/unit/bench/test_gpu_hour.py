@@ -6,8 +6,8 @@ from bench import gpu_hour
 from bench.gpu_hour import FULL, MERGED_AT, TINY
 
 from stage2_api.parsing import parse_run_config
-from stage2_trainer.doctor.footprint import footprint
-from stage2_trainer.doctor.resources import CONTEXT_BYTES, total
+from stage2_trainer.checks.footprint import footprint
+from stage2_trainer.checks.resources import CONTEXT_BYTES, total
 
 pytestmark = pytest.mark.in_turns(3, first=2)
 

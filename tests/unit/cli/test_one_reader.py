@@ -13,7 +13,7 @@ from stage2_api.errors import ConfigError
 from stage2_cli.config_files import load_config
 from stage2_cli.inspect_sample import Request, inspect_sample
 from stage2_cli.validate import validate_files
-from stage2_trainer.preflight import checked_records
+from stage2_trainer.checks.preflight import checked_records
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
 from tests.unit.cli.test_light_start import MATCHING

@@ -17,7 +17,7 @@ from stage2_api.parsing import parse_job
 from stage2_cli.config_files import load_config, load_job
 from stage2_cli.render import render_itself, render_job
 from stage2_cli.validate import validate_files
-from stage2_trainer.preflight import check_rewards
+from stage2_trainer.checks.preflight import check_rewards
 from tests.unit.api.wrong_jobs import merge_patch
 
 ROOT = Path(__file__).parents[3]

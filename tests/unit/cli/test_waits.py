@@ -11,7 +11,7 @@ import pytest
 
 from stage2_cli import run
 from stage2_cli.run import Watcher, console
-from stage2_trainer.activity import Activity
+from stage2_trainer.process.activity import Activity
 from tests.support.patience import Patience
 
 
@@ -69,7 +69,7 @@ def test_long_command_reports_activity_on_stderr(tmp_path: Path) -> None:
 import sys, time
 from pathlib import Path
 import stage2_cli.main as main
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
 main.FIRST_LINE_S = 0.2
 def program():
     with ACTIVITY.doing("reading headers", 7, "images"):

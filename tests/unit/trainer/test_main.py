@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
+from stage2_trainer.checks.preflight import checked_records
 from stage2_trainer.main import EXIT_FAILURE, check, learn
-from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import newest_whole, run_course, write_course
+from stage2_trainer.model.checkpoints import newest_whole, run_course, write_course
 from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 from tiny_model.checkpoint import save
 from tiny_model.model import build_model, build_processor

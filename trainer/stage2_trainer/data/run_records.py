@@ -16,7 +16,6 @@ from typing import TypeVar
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError, read_header
 from stage2_trainer.data.records import (
     MAX_REPORTED_PROBLEMS,
@@ -27,6 +26,7 @@ from stage2_trainer.data.records import (
     lines,
     load_records,
 )
+from stage2_trainer.process.activity import ACTIVITY
 
 LOOKED_AT = 1000
 THREADS = 8  # reading from a network drive mostly waits

@@ -20,7 +20,7 @@ from stage2_trainer.data.model_files import (
     require_plain,
     weight_files,
 )
-from stage2_trainer.process.checkpoints import COURSE, STATE, best_whole, flaw_of, list_checkpoints
+from stage2_trainer.model.checkpoints import COURSE, STATE, best_whole, flaw_of, list_checkpoints
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -25,13 +25,13 @@ from torch import Tensor
 from transformers import AutoProcessor
 
 from stage2_api.errors import refused
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.files import new_folder
 from stage2_trainer.data.question import Question
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_NAME, TrainedCheckpoint
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
 from stage2_trainer.matching.closing import SEQUENCE_BIAS, closing_bias, generation_fields
-from stage2_trainer.process.checkpoints import COURSE
+from stage2_trainer.model.checkpoints import COURSE
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.sync.fleet.adapter import adapter_obstacle
 from stage2_trainer.sync.tensors.announcement import TensorMeta, dtype_name
 from stage2_trainer.sync.tensors.digest import Digests, differing

@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.errors import ConfigError, refused
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint
-from stage2_trainer.process.policy import part_of
-from stage2_trainer.process.transformers_compat import layout_fault, turned_experts
+from stage2_trainer.model.policy import part_of
+from stage2_trainer.model.transformers_compat import layout_fault, turned_experts
 from stage2_trainer.sync.tensors.announcement import TensorMeta
 from stage2_trainer.sync.tensors.merge import SAVED_COPY, WeightEntry, WeightSource, merged_weights
 from stage2_trainer.sync.tensors.model_folder import ModelFolder

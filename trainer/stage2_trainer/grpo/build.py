@@ -16,9 +16,9 @@ from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.shared_rollouts import SharedRollouts
 from stage2_trainer.grpo.task import Rows, Task
 from stage2_trainer.grpo.trainer import GrpoComponents, GrpoTrainer
-from stage2_trainer.process.attention import attention_here
-from stage2_trainer.process.policy import Policy, load_policy, load_processor, part_rates
-from stage2_trainer.process.training_arguments import training_options
+from stage2_trainer.model.attention import attention_here
+from stage2_trainer.model.policy import Policy, load_policy, load_processor, part_rates
+from stage2_trainer.model.training_arguments import training_options
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import server_rollouts
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange

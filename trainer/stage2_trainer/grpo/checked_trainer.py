@@ -16,13 +16,13 @@ from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer, TrainerCallback
 
-from stage2_trainer.activity import ACTIVITY, Doing
-from stage2_trainer.process.best_checkpoint import forget_other_figure
-from stage2_trainer.process.checkpoints import divided_among
-from stage2_trainer.process.deepspeed_compat import load_undivided
-from stage2_trainer.process.finite import FiniteGuard
-from stage2_trainer.process.policy import split_learning_rates
-from stage2_trainer.process.run_checkpoints import Checkpoints
+from stage2_trainer.model.best_checkpoint import forget_other_figure
+from stage2_trainer.model.checkpoints import divided_among
+from stage2_trainer.model.deepspeed_compat import load_undivided
+from stage2_trainer.model.finite import FiniteGuard
+from stage2_trainer.model.policy import split_learning_rates
+from stage2_trainer.model.run_checkpoints import Checkpoints
+from stage2_trainer.process.activity import ACTIVITY, Doing
 from stage2_trainer.telemetry.run_log import EventLog
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.grpo import reward_file
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.grpo.rewards import Function, Sample, known_rewards
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
 
 ENTRY_POINTS = "stage2.rewards"

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from stage2_api.grpo import Chord, Rlhf
-from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.data.records import Record
 from stage2_trainer.grpo.checked_trainer import CheckedTrainer
@@ -30,9 +29,10 @@ from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
+from stage2_trainer.model.run_checkpoints import Checkpoints
+from stage2_trainer.process.activity import ACTIVITY, evaluation_name
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered, peak_bytes, rank
-from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.scores.scored_image import Comparison
 from stage2_trainer.sync.fleet.report import sync_figures, sync_words

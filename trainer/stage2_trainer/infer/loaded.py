@@ -11,14 +11,14 @@ import torch
 from peft import PeftModel
 
 from stage2_api.errors import refused
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import Encoder, PromptCache
 from stage2_trainer.data.model_files import INTACT, fetched_model, flaw_of_model, require_plain
 from stage2_trainer.data.question import Question
 from stage2_trainer.export.checkpoint_folder import ADAPTER_CONFIG, BASE_NAME, open_checkpoint
 from stage2_trainer.matching.closing import closing_bias, take_bias
-from stage2_trainer.process.checkpoints import STATE, best_whole
-from stage2_trainer.process.policy import load_model, load_processor
+from stage2_trainer.model.checkpoints import STATE, best_whole
+from stage2_trainer.model.policy import load_model, load_processor
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
 from stage2_trainer.wire.requests import RolloutRequest, SeedPlan
 

@@ -16,7 +16,7 @@ from stage2_trainer.data.images import load_image
 from stage2_trainer.data.question import Question
 from stage2_trainer.infer.answered_image import AnsweredImage, Box
 from stage2_trainer.infer.served import Server
-from stage2_trainer.process.checkpoints import COURSE
+from stage2_trainer.model.checkpoints import COURSE
 from stage2_trainer.wire.credentials import is_tls
 
 

@@ -21,9 +21,9 @@ from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.schedule import Schedule
 from stage2_trainer.learner.step import CurrentStep
 from stage2_trainer.learner.step_log import History, StepLog
-from stage2_trainer.process.finite import FiniteGuard
+from stage2_trainer.model.finite import FiniteGuard
+from stage2_trainer.model.run_checkpoints import Checkpoints
 from stage2_trainer.process.ranks import rank, world_size
-from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.trackers import Trackers
 

@@ -10,7 +10,7 @@ from transformers import TrainerState, TrainingArguments
 
 from stage2_api.errors import refused
 from stage2_api.runconfig import BEST_METRIC
-from stage2_trainer.process.best_checkpoint import forget_other_figure, metric_key
+from stage2_trainer.model.best_checkpoint import forget_other_figure, metric_key
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
 

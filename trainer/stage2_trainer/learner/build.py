@@ -17,7 +17,6 @@ from transformers.trainer_utils import align_special_tokens
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.rollout_matching import Overlong
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import GIB, Encoder, PromptCache
 from stage2_trainer.data.messages import Prompts, record_fault
 from stage2_trainer.data.records import Record
@@ -43,13 +42,14 @@ from stage2_trainer.learner.supervise import Matcher, OverlongRule, SampleTools,
 from stage2_trainer.matching import MatchOptions
 from stage2_trainer.matching.closing import closing_bias
 from stage2_trainer.matching.ground_truth import serialize_objects
-from stage2_trainer.process import training_arguments as arguments
-from stage2_trainer.process.attention import attention_here, attention_words
-from stage2_trainer.process.deepspeed_config import shards_weights
+from stage2_trainer.model import training_arguments as arguments
+from stage2_trainer.model.attention import attention_here, attention_words
+from stage2_trainer.model.deepspeed_config import shards_weights
+from stage2_trainer.model.policy import Policy, coord_vocab, load_policy, load_processor, part_rates
+from stage2_trainer.model.tensor_files import refuse_code, tensors_alone
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.policy import Policy, coord_vocab, load_policy, load_processor, part_rates
 from stage2_trainer.process.ranks import world_size
-from stage2_trainer.process.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.build import TrainingState, local_rollouts, make_training_state, server_rollouts
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts, ProcessExchange

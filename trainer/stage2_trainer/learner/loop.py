@@ -24,7 +24,6 @@ from typing import Any
 
 from transformers import TrainerState, set_seed
 
-from stage2_trainer.activity import ACTIVITY, evaluation_name
 from stage2_trainer.data.records import Record
 from stage2_trainer.learner.best import Best
 from stage2_trainer.learner.engine import AccelerateEngine
@@ -36,11 +35,12 @@ from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.schedule import Schedule, Window
 from stage2_trainer.learner.step import CurrentStep, Mean, train_step
 from stage2_trainer.learner.step_log import History, StepLog
-from stage2_trainer.process.best_checkpoint import EVALUATION
-from stage2_trainer.process.finite import FiniteGuard
+from stage2_trainer.model.best_checkpoint import EVALUATION
+from stage2_trainer.model.finite import FiniteGuard
+from stage2_trainer.model.run_checkpoints import Checkpoints
+from stage2_trainer.process.activity import ACTIVITY, evaluation_name
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import gathered
-from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.telemetry.timeline import TIMELINE
 
 logger = logging.getLogger(__name__)

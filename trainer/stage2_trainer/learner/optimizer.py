@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
-from stage2_trainer.process.policy import split_learning_rates
+from stage2_trainer.model.policy import split_learning_rates
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
 """Names of parameters without weight decay, as in transformers."""

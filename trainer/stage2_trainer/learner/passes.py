@@ -18,7 +18,7 @@ from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner
 from stage2_trainer.learner.step import EarlyGradients, RowTensors, early_gradients
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.process.finite import FiniteGuard
+from stage2_trainer.model.finite import FiniteGuard
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.process.ranks import memory_bytes, rank, seeded_rng, world_size
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples

@@ -23,9 +23,9 @@ from stage2_trainer.learner.estep import StepAnswers
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import SegmentMeta
+from stage2_trainer.model.tensor_files import WAITING, load_tensors
 from stage2_trainer.packing import WAYS_TO_ROOM, HalvedRows, PackingBuffer, PackingError, pack_window
 from stage2_trainer.process.ranks import rank, world_size
-from stage2_trainer.process.tensor_files import WAITING, load_tensors
 from stage2_trainer.rollouts.first_process import ProcessExchange
 
 logger = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from transformers.trainer_utils import load_sharded_checkpoint
 from transformers.training_args import ParallelMode
 
 from stage2_trainer.learner.engine import AccelerateEngine
-from stage2_trainer.process.checkpoints import STATE
-from stage2_trainer.process.deepspeed_compat import undivided
+from stage2_trainer.model.checkpoints import STATE
+from stage2_trainer.model.deepspeed_compat import undivided
 from stage2_trainer.process.ranks import rank, world_size
 
 logger = logging.getLogger(__name__)

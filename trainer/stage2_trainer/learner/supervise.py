@@ -28,8 +28,8 @@ from stage2_trainer.matching import (
     segment_meta,
     unsupervised_meta,
 )
+from stage2_trainer.model.policy import rope_model
 from stage2_trainer.packing.rows import PackingError, over_cap
-from stage2_trainer.process.policy import rope_model
 from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.rollouts.rollout_source import RolloutBatch
 from stage2_trainer.telemetry.timeline import Stopwatch

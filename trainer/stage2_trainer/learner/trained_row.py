@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from stage2_api.rollout_matching import RolloutMatching
 from stage2_trainer.learner.loss import LossParts, LossTargets, stage2_loss_from_hidden
 from stage2_trainer.learner.padding_free_batch import hidden_states
-from stage2_trainer.process.policy import output_table, rope_model
+from stage2_trainer.model.policy import output_table, rope_model
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import refused
 from stage2_trainer.data.files import check_folder, new_folder
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.model.policy import part_of
+from stage2_trainer.model.transformers_compat import layout_fault, save_as_stock
 from stage2_trainer.prepare.stock_model import AGAIN, source_of
-from stage2_trainer.process.policy import part_of
-from stage2_trainer.process.transformers_compat import layout_fault, save_as_stock
 
 BLUR_BINS = 3.0
 TOKENS = tuple(coord_token(number) for number in range(BINS))

@@ -22,16 +22,16 @@ from stage2_api.custom import Custom
 from stage2_api.errors import ConfigError, refused
 from stage2_api.parsing import parse_job
 from stage2_api.schema import editor_line, schema_text
+from stage2_trainer.checks.supported import MIXTURE_IN_VLLM
 from stage2_trainer.data.files import new_folder, relative_path
 from stage2_trainer.data.images import MOST_ASPECT
 from stage2_trainer.data.model_files import is_mixture
 from stage2_trainer.data.records import Line, Record, RecordRules, lines, load_records
+from stage2_trainer.model.policy import coord_vocab
 from stage2_trainer.prepare.coordinate_tokens import lacks_tokens, prepare, stock_processor
 from stage2_trainer.prepare.project_request import HELD_OUT, NEXT_STEPS, ProjectRequest, check_request, unmountable
 from stage2_trainer.prepare.project_sizes import Chosen, Measures, Sizes, choose, measure
 from stage2_trainer.prepare.stock_model import source_of
-from stage2_trainer.process.policy import coord_vocab
-from stage2_trainer.process.supported import MIXTURE_IN_VLLM
 
 CPU_PROMPT = "List the objects."
 RUNS = "runs"

@@ -1,1 +1,1 @@
-"""One process of a learner: model, arguments, ranks, offload, interruption."""
+"""One process: what it is doing, its ranks, signals, background threads, and the driver that its libraries need."""

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError, Problem
-from stage2_trainer.wire.background import in_background
+from stage2_trainer.process.background import in_background
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore

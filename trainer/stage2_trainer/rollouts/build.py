@@ -16,10 +16,11 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import PromptCache
-from stage2_trainer.process.deepspeed_compat import GatheredWeights
-from stage2_trainer.process.deepspeed_config import shards_weights
-from stage2_trainer.process.offload import DeviceMover, StateOffloader
-from stage2_trainer.process.policy import Policy
+from stage2_trainer.model.deepspeed_compat import GatheredWeights
+from stage2_trainer.model.deepspeed_config import shards_weights
+from stage2_trainer.model.offload import DeviceMover, StateOffloader
+from stage2_trainer.model.policy import Policy
+from stage2_trainer.process.background import all_at_once
 from stage2_trainer.process.ranks import world_size
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver
 from stage2_trainer.rollouts.hf import Decoding, HfBackend
@@ -38,7 +39,6 @@ from stage2_trainer.sync.swift.swift_sync import SwiftPush
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
-from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError

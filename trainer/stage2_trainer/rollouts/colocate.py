@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from stage2_api.vllm import SyncRounding
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
 from stage2_trainer.rollouts.rollout_source import ask_in_parts

@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.model.deepspeed_compat import GatheredWeights
 from stage2_trainer.packing import PackingError
-from stage2_trainer.process.deepspeed_compat import GatheredWeights
+from stage2_trainer.process.background import in_background
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
 from stage2_trainer.rollouts.rollout_source import Answers, GenerationRequest, RolloutBatch, RolloutSource
 from stage2_trainer.sync.fleet.report import ProofError, SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Outcome
 

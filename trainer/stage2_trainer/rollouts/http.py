@@ -21,8 +21,8 @@ from typing import Any, Self, TypeVar
 import aiohttp
 
 from stage2_api.errors import shortened
-from stage2_trainer.activity import ACTIVITY, Doing
 from stage2_trainer.data.images import ImageError
+from stage2_trainer.process.activity import ACTIVITY, Doing
 from stage2_trainer.rollouts.speeds import Speeds
 from stage2_trainer.sync.fleet.retries import RETRIES
 from stage2_trainer.telemetry.timeline import TIMELINE

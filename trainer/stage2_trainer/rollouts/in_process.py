@@ -12,10 +12,10 @@ from torch import nn
 
 from stage2_api.errors import ConfigError
 from stage2_api.pod.report import SyncStatus
-from stage2_trainer.activity import ACTIVITY
-from stage2_trainer.process.deepspeed_compat import GatherWeights
+from stage2_trainer.model.deepspeed_compat import GatherWeights
+from stage2_trainer.model.offload import StateOffloader
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.process.offload import StateOffloader
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.hf import HfBackend

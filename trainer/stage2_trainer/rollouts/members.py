@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
 from stage2_api.vllm import ServerAddress
+from stage2_trainer.process.background import in_background
 from stage2_trainer.telemetry.run_context import Listed
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError, join_errors
 
 logger = logging.getLogger(__name__)

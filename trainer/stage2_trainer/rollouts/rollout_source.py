@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stage2_api.pod.report import SyncStatus
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.images import ImageError
+from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport, VersionError
 from stage2_trainer.sync.fleet.retries import RETRIES
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import (
     UNSYNCED,

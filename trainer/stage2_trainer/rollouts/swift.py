@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.background import in_background
 from stage2_trainer.rollouts.rollout_source import ask_in_parts, contiguous_chunks, readable
 from stage2_trainer.telemetry.timeline import TIMELINE
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import infer, read_answer, request_config
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors

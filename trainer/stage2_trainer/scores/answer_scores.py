@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binomtest
 
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.scores.image_counts import (
     COLUMNS,
     COUNTS,

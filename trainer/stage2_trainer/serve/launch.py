@@ -14,7 +14,7 @@ from stage2_api.grpo import Rlhf
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.serve.cuda_driver import (
+from stage2_trainer.process.cuda_driver import (
     ON_CPU,
     VISIBLE_VARIABLE,
     Installation,

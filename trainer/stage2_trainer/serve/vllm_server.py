@@ -9,6 +9,7 @@ import sys
 
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_api.pod.first_process import is_first_process
+from stage2_trainer.process.uncollected import uncollected
 from stage2_trainer.sync.vllm.vllm_compat import (
     ENGINE_MODULE,
     ENTRY_MODULE,
@@ -17,7 +18,6 @@ from stage2_trainer.sync.vllm.vllm_compat import (
     end_at_once_while_loading,
     serve_with,
 )
-from stage2_trainer.uncollected import uncollected
 
 with uncollected():
     if __name__ == "__main__":

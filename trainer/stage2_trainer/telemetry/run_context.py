@@ -21,7 +21,7 @@ from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 
 if TYPE_CHECKING:
-    from stage2_trainer.process.run_checkpoints import Checkpoints
+    from stage2_trainer.model.run_checkpoints import Checkpoints
 
 Listed = Callable[[], Sequence[ServerAddress]]
 """Returns the servers that may take part in a run, as they are listed now."""
@@ -48,7 +48,7 @@ class RunContext:
 
     def checkpoints(self, config: RunConfig) -> Checkpoints:
         """Return the checkpoints of the run."""
-        from stage2_trainer.process.run_checkpoints import Checkpoints  # imports torch; main has a context before
+        from stage2_trainer.model.run_checkpoints import Checkpoints  # imports torch; main has a context before
 
         return Checkpoints(
             Path(config.training.output_dir),

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from stage2_api.log_lines import json_text, one_line
 from stage2_api.pod.report import MESSAGE_CHARACTERS
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.activity import ACTIVITY
-from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, UNPROVED, list_checkpoints
+from stage2_trainer.model.checkpoints import PREFIX, UNFINISHED, UNPROVED, list_checkpoints
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import TRACE_FILE

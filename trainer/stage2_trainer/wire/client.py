@@ -21,9 +21,9 @@ import aiohttp
 
 from stage2_api.errors import shortened
 from stage2_api.pod.layout import HEALTH_ROUTE
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.background import all_at_once
 from stage2_trainer.wire import calls, credentials
-from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.credentials import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.keep_alive import keep_alive_socket

@@ -16,11 +16,11 @@ from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_api.parsing import parse_run_config
 from stage2_cli.validate import validate_files
 from stage2_trainer import main
+from stage2_trainer.checks.examination import Examination
+from stage2_trainer.checks.resources import GIB, Machine
 from stage2_trainer.data.model_files import with_local_model
-from stage2_trainer.doctor.examination import Examination
-from stage2_trainer.doctor.resources import GIB, Machine
+from stage2_trainer.model.policy import load_model, load_processor
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.process.policy import load_model, load_processor
 from stage2_trainer.serve.launch import serve
 from tests.support.hostile_checkpoints import Command
 from tests.unit.trainer.learner.configs import SERVER, write_box_records
@@ -167,7 +167,7 @@ def test_model_code_is_found_in_every_config_file(model_path, tmp_path, image_pa
 
 def test_loading_model_with_code_fails_without_terminal_prompt(code, trace):
     """Without a setting, transformers asks and waits 15 s."""
-    script = "import sys; from stage2_trainer.process.policy import load_model; "
+    script = "import sys; from stage2_trainer.model.policy import load_model; "
     script += "load_model(sys.argv[1], dtype=None, attn_implementation=None)"
     done = subprocess.run(
         [sys.executable, "-c", script, str(code)], input="y\n" * 9, capture_output=True, text=True, check=False

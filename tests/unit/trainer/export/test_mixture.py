@@ -9,8 +9,8 @@ from stage2_api.errors import ConfigError
 from stage2_trainer.export.checkpoint_folder import open_checkpoint
 from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.main import learn
+from stage2_trainer.model.policy import load_model
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.process.policy import load_model
 from tests.unit.trainer.export.trained import KINDS, learner_model, load, logits, saved, trained
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.prepare.stock_models import mixture_of, stock

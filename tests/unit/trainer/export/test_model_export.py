@@ -16,7 +16,7 @@ from stage2_trainer.export.model_export import export_adapter, export_model
 from stage2_trainer.export.trained_checkpoint import MergedStream, is_empty, skeleton
 from stage2_trainer.infer.model import Model
 from stage2_trainer.matching import GTObject, serialize_objects
-from stage2_trainer.process.policy import ALIGNER, VIT, adapt
+from stage2_trainer.model.policy import ALIGNER, VIT, adapt
 from stage2_trainer.sync.tensors.merge import merged_weights
 from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 from tests.unit.trainer.export.trained import KINDS, LANGUAGE, load, logits, saved, trained

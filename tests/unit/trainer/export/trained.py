@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from stage2_trainer.export.trained_checkpoint import with_adapter
-from stage2_trainer.process.checkpoints import create_staging, publish, write_course
+from stage2_trainer.model.checkpoints import create_staging, publish, write_course
 
 LANGUAGE = r".*language_model\.layers\.\d+\.(self_attn\.(q|k|v|o)_proj|mlp\.(gate|up|down)_proj)"
 ROWS = [7, 44, 900]

@@ -10,8 +10,8 @@ from transformers import TrainerState
 
 from stage2_api.runconfig import BEST_METRIC
 from stage2_trainer.matching import GTObject, MatchOptions, serialize_objects
-from stage2_trainer.process import checkpoints
-from stage2_trainer.process.best_checkpoint import FOLLOWING, forget_other_figure
+from stage2_trainer.model import checkpoints
+from stage2_trainer.model.best_checkpoint import FOLLOWING, forget_other_figure
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import build, only_first, perfect, two_boxes
 
@@ -25,7 +25,7 @@ F1 = "eval_rollout_f1"
 
 @pytest.fixture
 def model(model):
-    from stage2_trainer.process.transformers_compat import disable_cache
+    from stage2_trainer.model.transformers_compat import disable_cache
 
     disable_cache(model)
     return model

@@ -101,7 +101,7 @@ def of_two(tmp_path_factory, image_paths):
 
 @pytest.fixture
 def model(model):
-    from stage2_trainer.process.transformers_compat import disable_cache
+    from stage2_trainer.model.transformers_compat import disable_cache
 
     disable_cache(model)
     return model

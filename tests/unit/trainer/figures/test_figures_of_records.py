@@ -201,7 +201,7 @@ OF_A_RUN = {
 
 @pytest.fixture
 def model(model):
-    from stage2_trainer.process.transformers_compat import disable_cache
+    from stage2_trainer.model.transformers_compat import disable_cache
 
     disable_cache(model)
     return model

@@ -16,7 +16,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.task import Rows, Task, record_rules
-from stage2_trainer.process.policy import load_policy
+from stage2_trainer.model.policy import load_policy
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
 from tests.unit.trainer.grpo import harness

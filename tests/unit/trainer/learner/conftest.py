@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture
 def model(model):
     """The tiny model, set up to train."""
-    from stage2_trainer.process.transformers_compat import disable_cache
+    from stage2_trainer.model.transformers_compat import disable_cache
 
     disable_cache(model)
     return model

@@ -26,8 +26,8 @@ from stage2_trainer.learner.rows import RowPlanner, SharedRowPlanner, SingleRowP
 from stage2_trainer.learner.schedule import Window
 from stage2_trainer.learner.supervise import Matched, Matcher, OverlongRule, SampleTools, Supervisor, TruthSupervisor
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, ground_truth, serialize_objects
+from stage2_trainer.model.run_checkpoints import Checkpoints
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.run_checkpoints import Checkpoints
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.rollouts.rollout_source import NoRollouts, ServerRollouts, readable
 from stage2_trainer.sync.fleet.push import WeightSync

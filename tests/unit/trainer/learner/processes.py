@@ -38,7 +38,7 @@ def join(rank: int, port: int) -> tuple[Any, Any]:
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
     from stage2_trainer.data.encode import Encoder
-    from stage2_trainer.process.transformers_compat import disable_cache
+    from stage2_trainer.model.transformers_compat import disable_cache
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -23,7 +23,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
-from stage2_trainer.process.checkpoints import PREFIX, UNFINISHED, newest_whole
+from stage2_trainer.model.checkpoints import PREFIX, UNFINISHED, newest_whole
 from stage2_trainer.process.torchrun import joined_exit_code
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.support.ports import free_port

@@ -28,8 +28,8 @@ from stage2_trainer.learner.rows import (
 from stage2_trainer.learner.step_record import SampleStats, StepRecord
 from stage2_trainer.learner.supervise import OverlongRule
 from stage2_trainer.matching import GTObject, serialize_objects
+from stage2_trainer.model.checkpoints import newest_whole
 from stage2_trainer.packing import PackingError
-from stage2_trainer.process.checkpoints import newest_whole
 from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.rollouts.bad_samples import FILE, BadSample, BadSamples
 from stage2_trainer.rollouts.errors import BadStepError, TooManyBadSamples

@@ -15,10 +15,10 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.learner.rows import PackedRowPlanner
+from stage2_trainer.model.policy import adapt
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
-from stage2_trainer.process.policy import adapt
 from stage2_trainer.wire.requests import request_seed
 from tests.unit.trainer.learner.harness import before_step, build, only_first, perfect, read_log
 

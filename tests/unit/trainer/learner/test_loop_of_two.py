@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from stage2_trainer.learner.rows import StepRowPlanner
-from stage2_trainer.process.deepspeed_compat import compile_nothing
-from stage2_trainer.process.policy import adapt
-from stage2_trainer.process.run_checkpoints import Checkpoints
+from stage2_trainer.model.deepspeed_compat import compile_nothing
+from stage2_trainer.model.policy import adapt
+from stage2_trainer.model.run_checkpoints import Checkpoints
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members

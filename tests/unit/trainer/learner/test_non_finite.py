@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.learner.rows import PackedRowPlanner, StepRowPlanner
-from stage2_trainer.process.checkpoints import NonFiniteError, newest_whole
-from stage2_trainer.process.finite import MOST_OVERFLOWS, FiniteGuard, broken_weight
+from stage2_trainer.model.checkpoints import NonFiniteError, newest_whole
+from stage2_trainer.model.finite import MOST_OVERFLOWS, FiniteGuard, broken_weight
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import before_step, build, read_log, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 from transformers import AttentionInterface
 
 from stage2_trainer.learner.padding_free_batch import collate, hidden_states, with_positions
-from stage2_trainer.process.attention import PACKED, PACKED_VISION, DeferredMask, packed_attention
-from stage2_trainer.process.policy import load_model
+from stage2_trainer.model.attention import PACKED, PACKED_VISION, DeferredMask, packed_attention
+from stage2_trainer.model.policy import load_model
 from stage2_trainer.rollouts.hf import left_padded
 
 ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from stage2_trainer.process.checkpoints import MANIFEST, list_checkpoints, newest_whole, proved_step_of, step_of
+from stage2_trainer.model.checkpoints import MANIFEST, list_checkpoints, newest_whole, proved_step_of, step_of
 from stage2_trainer.telemetry.run_log import remove_run
 from tests.unit.trainer.learner.harness import before_step, box, build, record
 

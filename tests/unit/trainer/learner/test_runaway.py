@@ -11,7 +11,7 @@ from stage2_trainer import main
 from stage2_trainer.learner.runaway import RunawayWatch
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.matching import GTObject, serialize_objects
-from stage2_trainer.process.checkpoints import newest_whole
+from stage2_trainer.model.checkpoints import newest_whole
 from stage2_trainer.rollouts.errors import RunawayError
 from tests.unit.trainer.learner.harness import build, two_boxes
 

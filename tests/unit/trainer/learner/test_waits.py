@@ -4,7 +4,7 @@ import logging
 import re
 
 from stage2_trainer import main
-from stage2_trainer.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.telemetry.progress import Reporter
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 

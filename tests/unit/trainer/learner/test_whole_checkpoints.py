@@ -17,9 +17,9 @@ import pytest
 
 from stage2_api.errors import ConfigError
 from stage2_api.runconfig import BEST_METRIC
-from stage2_trainer.preflight import checked_records
-from stage2_trainer.process import checkpoints
-from stage2_trainer.process.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
+from stage2_trainer.checks.preflight import checked_records
+from stage2_trainer.model import checkpoints
+from stage2_trainer.model.checkpoints import UNFINISHED, CheckpointError, ends_training, flaw_of, newest_whole
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.harness import box, build, only_first, perfect, record, two_boxes
 

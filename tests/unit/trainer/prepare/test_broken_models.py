@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.model.policy import load_processor
 from stage2_trainer.prepare.coordinate_tokens import prepare
-from stage2_trainer.process.policy import load_processor
 from tests.support import forked
 from tests.unit.trainer.prepare.stock_models import stock
 

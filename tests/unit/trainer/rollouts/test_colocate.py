@@ -14,9 +14,9 @@ import torch
 from torch import distributed
 from transformers import Qwen3VLForConditionalGeneration
 
+from stage2_trainer.model.offload import DeviceMover, StateOffloader
+from stage2_trainer.model.transformers_compat import disable_cache
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
-from stage2_trainer.process.offload import DeviceMover, StateOffloader
-from stage2_trainer.process.transformers_compat import disable_cache
 from stage2_trainer.rollouts import colocate
 from stage2_trainer.rollouts.build import engine_environment, engine_options
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver, TensorParallel, _Call, groups, own_slice

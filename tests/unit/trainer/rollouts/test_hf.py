@@ -10,7 +10,7 @@ import torch
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import PromptCache
-from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.model.transformers_compat import disable_cache
 from stage2_trainer.rollouts.hf import Decoding, HfBackend, RepeatTermination, holds_objects, repeats
 from stage2_trainer.wire.requests import RolloutRequest, SeedPlan
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from stage2_trainer.data.images import ImageError, image_url
+from stage2_trainer.model.offload import DeviceMover, StateOffloader
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.offload import DeviceMover, StateOffloader
 from stage2_trainer.rollouts.in_process import STAND_IN, ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence
 from stage2_trainer.rollouts.swift import SwiftBackend

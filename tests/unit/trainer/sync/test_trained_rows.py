@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from stage2_trainer.process.policy import adapt, output_table
+from stage2_trainer.model.policy import adapt, output_table
 from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import merged_weights

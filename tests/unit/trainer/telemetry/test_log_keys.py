@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stage2_trainer.learner.rows import PackedRowPlanner, WindowRowPlanner
-from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.model.transformers_compat import disable_cache
 from stage2_trainer.telemetry.run_log import EVALUATION_KEYS
 from tests.unit.trainer.learner.harness import box, build, record
 from tests.unit.trainer.log_page import explained

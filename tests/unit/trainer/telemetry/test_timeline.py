@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from stage2_trainer.process.transformers_compat import disable_cache
+from stage2_trainer.model.transformers_compat import disable_cache
 from stage2_trainer.telemetry.timeline import PART_OF, PARTS, TIMELINE, StepTime, Timeline, TraceFile, step_time
 from tests.unit.trainer.learner.harness import box, build, record
 

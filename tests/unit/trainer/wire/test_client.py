@@ -14,12 +14,12 @@ from torch import nn
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import ServerAddress
+from stage2_trainer.process.background import all_at_once
 from stage2_trainer.rollouts import build
 from stage2_trainer.sync.fleet.merge_location import FOLDERS_AGREE, MergeMismatch
 from stage2_trainer.sync.fleet.push import FullPush
 from stage2_trainer.sync.fleet.report import DigestError
 from stage2_trainer.wire import client
-from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
 from tests.support.http_server import QuietHandler, serving

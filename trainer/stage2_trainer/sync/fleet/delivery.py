@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.report import Phases
 from stage2_trainer.sync.fleet.retries import ANSWER_GRACE_S
 from stage2_trainer.sync.tensors.announcement import (
@@ -39,7 +40,6 @@ from stage2_trainer.sync.tensors.announcement import (
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 
 SHORT_BYTES = 2**19

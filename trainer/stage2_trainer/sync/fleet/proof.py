@@ -28,10 +28,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from stage2_trainer.data.encode import Encoder
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError, ProvedStep
 from stage2_trainer.sync.fleet.retries import RETRIES
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError

@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from stage2_api.vllm import ServerAddress, VllmSync
+from stage2_trainer.process.background import all_at_once
 from stage2_trainer.sync.fleet.delivery import Shipment, packed_buckets
 from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation, MergeMismatch
 from stage2_trainer.sync.fleet.proof import Prover
@@ -44,7 +45,6 @@ from stage2_trainer.sync.tensors.merge import (
     touches_vision,
 )
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
-from stage2_trainer.wire.background import all_at_once
 from stage2_trainer.wire.errors import ServerError
 
 logger = logging.getLogger(__name__)

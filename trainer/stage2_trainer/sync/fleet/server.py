@@ -18,6 +18,7 @@ import torch
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress, SyncTransport, resolve_transport
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer
 from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation
 from stage2_trainer.sync.fleet.report import Phases, SyncReport
@@ -25,7 +26,6 @@ from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
 from stage2_trainer.sync.transports.transfer import TcpTransfer, WeightTransfer
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient

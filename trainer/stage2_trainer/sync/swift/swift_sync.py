@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from stage2_api.vllm import ServerAddress, SyncRounding
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.swift.swift_groups import GlooSwiftGroup, NcclSwiftGroup, SwiftGroup
 from stage2_trainer.sync.tensors.announcement import TensorMeta, bucket_bytes, pack, plan_buckets
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess, merged_weights
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.credentials import host_and_port
 from stage2_trainer.wire.errors import ServerError, join_errors

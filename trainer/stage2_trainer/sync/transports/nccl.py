@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from stage2_api.errors import EXIT_RETRYABLE
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.transports.link import GroupInfo, Link, abort_all
 from stage2_trainer.sync.transports.nccl_group import (
     UNIQUE_ID_BYTES,
@@ -21,7 +22,6 @@ from stage2_trainer.sync.transports.nccl_group import (
     OneGroup,
 )
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, ServerError
 

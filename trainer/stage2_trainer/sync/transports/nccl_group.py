@@ -18,10 +18,10 @@ from typing import Any, Protocol, Self
 
 import torch
 
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.transports.link import LEARNER_RANK, Link, abort_all
 from stage2_trainer.sync.transports.nccl_choice import log_links
 from stage2_trainer.sync.transports.transfer import Packed
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.errors import LinkError
 
 logger = logging.getLogger(__name__)

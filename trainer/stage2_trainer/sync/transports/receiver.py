@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from stage2_api.vllm import Transport
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.tensors.announcement import TensorMeta, bucket_bytes, plan_buckets, unpack
 from stage2_trainer.sync.transports.link import GroupInfo, Link, dial
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from stage2_api.vllm import Transport
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.transports.link import (
     INIT_PHASE,
     INIT_ROUTE,
@@ -35,7 +36,6 @@ from stage2_trainer.sync.transports.link import (
     address_towards,
     new_group_name,
 )
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.credentials import host_and_port, required_certificate
 from stage2_trainer.wire.errors import LinkError, ServerError

@@ -18,9 +18,9 @@ from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.main import app
 from stage2_controller.job.containers import containers
+from stage2_trainer.checks.preflight import record_rules
 from stage2_trainer.data.files import new_folder
 from stage2_trainer.data.records import RecordRules, load_records
-from stage2_trainer.preflight import record_rules
 from stage2_trainer.prepare import project_folder
 from stage2_trainer.prepare.coordinate_tokens import prepare
 from stage2_trainer.prepare.project_folder import create_project

@@ -9,6 +9,7 @@ import uuid
 
 import pytest
 
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.transports import link, transfer
 from stage2_trainer.sync.transports.link import (
     HELLO_BYTES,
@@ -23,7 +24,6 @@ from stage2_trainer.sync.transports.link import (
     new_group_name,
 )
 from stage2_trainer.sync.transports.transfer import LinkListener
-from stage2_trainer.wire.background import in_background
 from stage2_trainer.wire.credentials import own_certificate
 from stage2_trainer.wire.errors import LinkError
 from tests.support import certificates

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from stage2_trainer.process.background import all_at_once, in_background
 from stage2_trainer.sync.transports.nccl_group import GROUP_ENDED, OneGroup
 from stage2_trainer.sync.transports.transfer import Packed
-from stage2_trainer.wire.background import all_at_once, in_background
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.support.ports import free_port
 from tests.support.socket_communicator import SocketCommunicator

@@ -10,8 +10,8 @@ from torch._C._distributed_c10d import TCPStore
 from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclUniqueId
 from vllm.distributed.utils import StatelessProcessGroup
 
+from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.swift.swift_groups import BARRIER, UNIQUE_ID, SwiftStore
-from stage2_trainer.wire.background import in_background
 from tests.support.patience import crowding
 
 HOST = "127.0.0.1"

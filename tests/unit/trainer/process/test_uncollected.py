@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from stage2_trainer.uncollected import uncollected
+from stage2_trainer.process.uncollected import uncollected
 
 
 def test_garbage_collection_is_disabled_only_within_block():

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.checks.activations import pass_bytes
+from stage2_trainer.checks.examination import Devices, Examination, check_images, check_order, missing_from
+from stage2_trainer.checks.footprint import footprint
+from stage2_trainer.checks.resources import GIB, Gpu, Machine, memory_left, total
 from stage2_trainer.data.records import Record
-from stage2_trainer.doctor.activations import pass_bytes
-from stage2_trainer.doctor.examination import Devices, Examination, check_images, check_order, missing_from
-from stage2_trainer.doctor.footprint import footprint
-from stage2_trainer.doctor.resources import GIB, Gpu, Machine, memory_left, total
 from stage2_trainer.matching import GTObject
-from stage2_trainer.process.policy import load_policy, trainable_parameters
+from stage2_trainer.model.policy import load_policy, trainable_parameters
 from tests.unit.trainer.learner.configs import SERVER, run_config, write_box_records
 
 pytestmark = pytest.mark.in_turns(3, apart=True)
@@ -42,7 +42,7 @@ def _counted_once():
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("stage2_trainer.doctor.footprint.pass_bytes", count)
+        patch.setattr("stage2_trainer.checks.footprint.pass_bytes", count)
         yield
 
 

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.process.deepspeed_compat import compile_nothing
-from stage2_trainer.process.deepspeed_config import deepspeed_config
-from stage2_trainer.process.supported import check_supported
+from stage2_trainer.checks.supported import check_supported
+from stage2_trainer.model.deepspeed_compat import compile_nothing
+from stage2_trainer.model.deepspeed_config import deepspeed_config
 from tests.unit.trainer.learner.configs import SERVER, run_config
 
 MATCHING = "custom.extra.rollout_matching"

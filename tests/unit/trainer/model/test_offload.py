@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from stage2_trainer.model.offload import DeviceMover, StateOffloader, host_copy, moved_away, optimizer_tensors
 from stage2_trainer.process.interrupt import Interrupt
-from stage2_trainer.process.offload import DeviceMover, StateOffloader, host_copy, moved_away, optimizer_tensors
 from stage2_trainer.rollouts.in_process import ColocateRollouts, EngineError
 from stage2_trainer.rollouts.rollout_source import GenerationRequest
 from stage2_trainer.sync.fleet.report import SyncReport

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from stage2_trainer.activity import Activity
+from stage2_trainer.process.activity import Activity
 
 EVERY_S = 0.2
 
@@ -36,7 +36,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    monkeypatch.setattr("stage2_trainer.activity.time", made)
+    monkeypatch.setattr("stage2_trainer.process.activity.time", made)
     return made
 
 

@@ -9,8 +9,8 @@ import torch
 
 from stage2_api.errors import ConfigError
 from stage2_trainer.data.model_files import SAMPLE_BYTES, model_fingerprint
-from stage2_trainer.process.checkpoints import check_course, divided_among, write_course
-from stage2_trainer.process.deepspeed_compat import load_undivided
+from stage2_trainer.model.checkpoints import check_course, divided_among, write_course
+from stage2_trainer.model.deepspeed_compat import load_undivided
 from stage2_trainer.telemetry.run_log import remove_run
 
 COURSE = {"training.seed": 1, "training.lr_scheduler_kwargs": {"min_lr": 1e-6}, "model.model": "sha256 a"}

@@ -8,8 +8,8 @@ import torch
 from transformers import TrainingArguments
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.process.deepspeed_compat import compile_nothing
-from stage2_trainer.process.deepspeed_config import deepspeed_config
+from stage2_trainer.model.deepspeed_compat import compile_nothing
+from stage2_trainer.model.deepspeed_config import deepspeed_config
 
 # Keys of `training` that TrainingArguments has under the same name, with the same meaning.
 _SAME_NAME = (

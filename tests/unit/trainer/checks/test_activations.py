@@ -9,10 +9,10 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
-from stage2_trainer.doctor import activations
-from stage2_trainer.doctor.activations import LiveBytes, pass_bytes
+from stage2_trainer.checks import activations
+from stage2_trainer.checks.activations import LiveBytes, pass_bytes
 from stage2_trainer.learner.padding_free_batch import hidden_states
-from stage2_trainer.process.attention import PACKED, pack_vision_tower
+from stage2_trainer.model.attention import PACKED, pack_vision_tower
 
 ROW, IMAGE_TOKENS, IMAGE_ID = 1024, 512, 5
 TEXT = {

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_iter
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
-from stage2_trainer.process.attention import with_kernels_heads
-from stage2_trainer.process.policy import rope_model
+from stage2_trainer.model.attention import with_kernels_heads
+from stage2_trainer.model.policy import rope_model
 
 COUNTED = "counted"
 COUNTED_VISION = "counted_flash"  # of another name, the vision tower would be called image by image

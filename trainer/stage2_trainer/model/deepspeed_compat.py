@@ -28,7 +28,7 @@ import torch
 from transformers import TrainerCallback
 
 from stage2_api.errors import ConfigError, Problem
-from stage2_trainer.process.checkpoints import divided_among
+from stage2_trainer.model.checkpoints import divided_among
 from stage2_trainer.process.ranks import gathered, host_group, rank, world_size
 from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES
 from stage2_trainer.sync.tensors.merge import T, WeightAccess

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 
-from stage2_trainer.serve.cuda_driver import installed_names
+from stage2_trainer.process.cuda_driver import installed_names
 
 _EXTRA = re.compile(r"extra == ['\"]([\w-]+)['\"]")
 _NAME = re.compile(r"[\w.-]+")

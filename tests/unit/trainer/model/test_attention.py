@@ -7,8 +7,8 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from stage2_trainer.process import attention
-from stage2_trainer.process.attention import (
+from stage2_trainer.model import attention
+from stage2_trainer.model.attention import (
     PACKED,
     PACKED_VISION,
     Sequences,
@@ -18,7 +18,7 @@ from stage2_trainer.process.attention import (
     kernel_dtype,
     one_by_one,
 )
-from stage2_trainer.process.policy import load_policy
+from stage2_trainer.model.policy import load_policy
 from tests.unit.trainer.learner.configs import run_config
 
 ENDS = torch.tensor([0, 3, 4, 9], dtype=torch.int32)

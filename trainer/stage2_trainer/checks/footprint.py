@@ -14,10 +14,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.doctor.activations import MASK_BYTES, pass_bytes
-from stage2_trainer.doctor.resources import Footprint, Part
+from stage2_trainer.checks.activations import MASK_BYTES, pass_bytes
+from stage2_trainer.checks.resources import Footprint, Part
 from stage2_trainer.learner.loss import CHUNK_ELEMENTS
-from stage2_trainer.process.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
+from stage2_trainer.model.policy import adapt, adapter_options, coord_rows, freeze, frozen_parts, weights_dtype
 from stage2_trainer.sync.fleet.delivery import SLOTS
 from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stage2_trainer.process.policy import adapter_options, frozen_parts, weights_dtype
-from stage2_trainer.process.training_arguments import training_arguments
+from stage2_trainer.model.policy import adapter_options, frozen_parts, weights_dtype
+from stage2_trainer.model.training_arguments import training_arguments
 from tests.unit.trainer.learner.configs import run_config
 
 

@@ -13,14 +13,9 @@ from stage2_api.advice import idle_settings
 from stage2_api.errors import ConfigError, refused
 from stage2_api.pod import layout
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.activity import ACTIVITY
-from stage2_trainer.data.images import ImageError, read_header
-from stage2_trainer.data.model_files import is_on_hub, model_path, require_folder, require_trusted
-from stage2_trainer.data.object_order import ObjectOrder
-from stage2_trainer.data.records import Record
-from stage2_trainer.data.run_records import LOOKED_AT, spread
-from stage2_trainer.doctor.packages import missing_packages
-from stage2_trainer.doctor.resources import (
+from stage2_trainer.checks.packages import missing_packages
+from stage2_trainer.checks.preflight import checked_records
+from stage2_trainer.checks.resources import (
     CONTEXT_BYTES,
     GIB,
     SHARED_MEMORY,
@@ -30,9 +25,14 @@ from stage2_trainer.doctor.resources import (
     room_at,
     total,
 )
-from stage2_trainer.preflight import checked_records
-from stage2_trainer.process.checkpoints import list_checkpoints, size_of
-from stage2_trainer.process.supported import check_supported
+from stage2_trainer.checks.supported import check_supported
+from stage2_trainer.data.images import ImageError, read_header
+from stage2_trainer.data.model_files import is_on_hub, model_path, require_folder, require_trusted
+from stage2_trainer.data.object_order import ObjectOrder
+from stage2_trainer.data.records import Record
+from stage2_trainer.data.run_records import LOOKED_AT, spread
+from stage2_trainer.model.checkpoints import list_checkpoints, size_of
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.serve.launch import installed_platform, require_engine_options
 from stage2_trainer.serve.server_command import CPU_KV_CACHE_GIB
 from stage2_trainer.wire.credentials import host_and_port, is_free, is_loopback
@@ -201,8 +201,8 @@ class Examination:
     def _model(self) -> Iterator[Requirement]:
         from transformers import AutoTokenizer
 
-        from stage2_trainer.doctor.footprint import footprint
-        from stage2_trainer.process.policy import coord_vocab
+        from stage2_trainer.checks.footprint import footprint
+        from stage2_trainer.model.policy import coord_vocab
 
         try:
             if not is_on_hub(self.config.model.model):
@@ -364,7 +364,7 @@ def require_room(config: RunConfig) -> None:
     """
     if config.training.save_strategy == "no":
         return
-    from stage2_trainer.doctor.footprint import footprint  # takes PyTorch, which takes seconds
+    from stage2_trainer.checks.footprint import footprint  # takes PyTorch, which takes seconds
 
     try:
         found = footprint(config, str(model_path(config.model.model)), row_tokens=0)

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import flaw_of_model, is_mixture, model_path
-from stage2_trainer.process.deepspeed_config import deepspeed_config, shards_weights
-from stage2_trainer.serve.cuda_driver import Installation, learner_problem
+from stage2_trainer.model.deepspeed_config import deepspeed_config, shards_weights
+from stage2_trainer.process.cuda_driver import Installation, learner_problem
 
 logger = logging.getLogger(__name__)
 

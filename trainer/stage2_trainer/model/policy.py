@@ -18,14 +18,14 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 from stage2_api.errors import ConfigError, refused
 from stage2_api.rules.run import NARROW_WEIGHTS, WIDEN_WEIGHTS
 from stage2_api.runconfig import RunConfig
-from stage2_trainer.activity import ACTIVITY
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.data.model_files import flaw_of_model
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.matching.closing import take_bias
-from stage2_trainer.process.attention import HALF_FORMATS, attention_here, pack_vision_tower
-from stage2_trainer.process.transformers_compat import disable_cache, layout_fault
-from stage2_trainer.serve.cuda_driver import Installation, unused_gpu
+from stage2_trainer.model.attention import HALF_FORMATS, attention_here, pack_vision_tower
+from stage2_trainer.model.transformers_compat import disable_cache, layout_fault
+from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.cuda_driver import Installation, unused_gpu
 from stage2_trainer.sync.fleet.proof import Probe
 
 logger = logging.getLogger(__name__)

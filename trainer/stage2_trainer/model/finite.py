@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stage2_api.errors import refused
-from stage2_trainer.process.checkpoints import NonFiniteError
+from stage2_trainer.model.checkpoints import NonFiniteError
 from stage2_trainer.process.ranks import gathered
 
 MOST_OVERFLOWS = 40  # in a row: a scale that began at 2^16 has fallen below 2^-23, and no gradient is left of that

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.process.policy import (
+from stage2_trainer.model.policy import (
     adapt,
     freeze,
     load_model,

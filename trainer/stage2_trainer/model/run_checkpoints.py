@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from transformers import TrainerState
 from transformers.trainer_utils import sort_checkpoints
 
-from stage2_trainer.activity import ACTIVITY
-from stage2_trainer.process.checkpoints import (
+from stage2_trainer.model.checkpoints import (
     PREFIX,
     STATE,
     UNFINISHED,
@@ -23,6 +22,7 @@ from stage2_trainer.process.checkpoints import (
     step_of,
     write_course,
 )
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.ranks import gathered, rank
 from stage2_trainer.sync.fleet.report import ProvedStep
 

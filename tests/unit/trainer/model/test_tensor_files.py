@@ -12,7 +12,7 @@ import torch
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError
 from stage2_trainer import main
-from stage2_trainer.process.tensor_files import FORCED, UNFORCED, load_tensors, refuse_code, tensors_alone
+from stage2_trainer.model.tensor_files import FORCED, UNFORCED, load_tensors, refuse_code, tensors_alone
 from tests.support.hostile_checkpoints import Command, plant
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 

@@ -10,10 +10,10 @@ import torch
 
 from stage2_api.errors import ConfigError
 from stage2_api.pod.layout import TOKEN_FILE_VARIABLE
-from stage2_trainer.process.policy import load_policy
-from stage2_trainer.process.supported import check_supported
-from stage2_trainer.serve import cuda_driver, launch
-from stage2_trainer.serve.cuda_driver import (
+from stage2_trainer.checks.supported import check_supported
+from stage2_trainer.model.policy import load_policy
+from stage2_trainer.process import cuda_driver
+from stage2_trainer.process.cuda_driver import (
     Installation,
     is_for_gpus,
     kernel_driver,
@@ -23,6 +23,7 @@ from stage2_trainer.serve.cuda_driver import (
     torch_cuda,
     unused_gpu,
 )
+from stage2_trainer.serve import launch
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.configs import run_config
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from stage2_trainer.serve.cuda_driver import loaded_driver
+from stage2_trainer.process.cuda_driver import loaded_driver
 
 GIB = 2**30
 CONTEXT_BYTES = GIB  # of a CUDA process, with its libraries
