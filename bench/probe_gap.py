@@ -1,6 +1,6 @@
 """The distance between vLLM's and the learner's log-probabilities, on equal weights and on others, in bfloat16.
 
-The limits of a proof of sync (`stage2_trainer.sync.fleet.judgement`) come from here. For each depth, a real vLLM
+The limits of a proof of sync (`stage2_trainer.sync.fleet.proof`) come from here. For each depth, a real vLLM
 engine and transformers hold a model with Qwen3-VL's architecture. Equal weights show the effect of rounding. The
 negative controls show what a proof must detect: a tensor redrawn, a layer that kept its old weights, two layers
 swapped, a vision tower or everything from before a move. The trained checkpoint of the examples is the first

@@ -69,6 +69,11 @@ def test_documented_tree_lists_every_subpackage(package):
     assert {path.rpartition("/")[2] for path in tree() if path.startswith(f"{package}/")} == rooms(package)
 
 
+@pytest.mark.parametrize(("package", "entry"), zip(PACKAGES, ("__main__", "main"), strict=True))
+def test_only_entry_point_lies_outside_rooms(package, entry):
+    assert {path.stem for path in (ROOT / package).glob("*.py")} == {"__init__", entry}
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_design_page_lists_subpackages_in_layer_order(package):
     (listed,) = re.findall(rf"^\| `{package.rpartition('/')[2]}` \| (.*?) \|", PAGES["docs/design.md"], re.MULTILINE)
