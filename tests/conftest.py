@@ -3,15 +3,17 @@
 import gc
 import os
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.support.tools import tool
 
 os.environ["ROOT_IMAGE_DIR"] = tempfile.gettempdir()  # records of a test name images of other temporary folders
 
-pytest_plugins = ["pytester", "tests.support.clusters", "tests.support.turns"]
+pytest_plugins = ["pytester", "tests.support.clusters", "tests.support.together", "tests.support.turns"]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -24,6 +26,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def networks() -> Iterator[None]:
+    """The networks of this machine, for one test at a time: it changes them, or compares what they were."""
+    with FileLock(Path(tempfile.gettempdir()) / "stage2-test-networks.lock"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 
 from local_cluster.layout import Layout
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.in_turns(3, apart=True)]
 BOOT_TIMEOUT_S = 1800
 HOME = Path("/var/lib/stage2-cluster")
 FOLDERS = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers", "/var/log/pods", "/run/containerd", "/run/netns")
@@ -69,7 +69,7 @@ def _processes() -> list[str]:
 
 
 @pytest.fixture
-def before(root: None, local_cluster: Any) -> Iterator[dict[str, object]]:
+def before(root: None, local_cluster: Any, networks: None) -> Iterator[dict[str, object]]:
     """The machine without a cluster; skips where one runs, since these tests crash theirs."""
     if os.environ.get("KUBECONFIG") or HOME.exists():
         pytest.skip("a cluster is in use; these tests boot and crash one of their own")

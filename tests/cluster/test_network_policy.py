@@ -16,6 +16,7 @@ from stage2_controller.job.containers import containers
 from tests.cluster.controller.conftest import Kubectl, eventually, job
 from tests.support.clusters import ON_A_KUBELET
 
+pytestmark = pytest.mark.in_turns(2)
 JOB = "guarded"
 CHOSEN = 38997  # by the kernel, as for a member of an NCCL group
 OTHER = "other"

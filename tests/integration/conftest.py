@@ -158,14 +158,15 @@ def starting(folder: Path, token_file: Path, model_path: Path):
 
 @pytest.fixture(scope="session")
 def servers(server_settings):
-    """A function that returns the session's one server of an engine, a dtype, an `enable_lora` and a transport."""
-    running: dict[tuple[str, str, bool, str], Served] = {}
+    """A function that returns the session's one server of an engine, a dtype and keys of `vllm` or `transport`."""
+    running: dict[tuple[object, ...], Served] = {}
     with starting(*server_settings) as start:
 
-        def get(engine: str, dtype: str = "float32", *, enable_lora: bool = False, transport: str = "tcp") -> Served:
-            key = (engine, dtype, enable_lora, transport)
+        def get(engine: str, dtype: str = "float32", **options: Any) -> Served:
+            options = {"enable_lora": False, "transport": "tcp", **options}
+            key = (engine, dtype, *sorted(options.items()))
             if key not in running:
-                running[key] = start(engine, dtype=dtype, enable_lora=enable_lora, transport=transport)
+                running[key] = start(engine, dtype=dtype, **options)
             return running[key]
 
         yield get

@@ -23,8 +23,8 @@ PLAN = SeedPlan(5, 0, 0)
 
 
 @pytest.fixture(scope="module", params=["stub", pytest.param("vllm", marks=pytest.mark.vllm)])
-def served(request, start_module_server):
-    return start_module_server(request.param, load_format="auto", speculation="none")
+def served(request, servers):
+    return servers(request.param, load_format="auto", speculation="none")
 
 
 @pytest.fixture(scope="module")

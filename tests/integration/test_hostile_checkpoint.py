@@ -29,6 +29,7 @@ def start(config, path):
     )  # fmt: skip
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_zero_checkpoint_is_resumed_and_one_with_code_is_refused(tmp_path, stage):
     shapes = make_shapes(tmp_path / "shapes", train=4, held_out=1)

@@ -13,6 +13,7 @@ from stage2_trainer.matching import GTObject, serialize_objects
 from tests.integration.runs import learn
 from tests.support.shapes import make_shapes
 
+pytestmark = pytest.mark.in_turns(2)
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "examples" / "job-3v1.yaml"
 TINY_JOB = ROOT / "examples" / "job-3v1-tiny.yaml"

@@ -16,6 +16,7 @@ from tests.integration.test_fault_table import learner_config
 from tests.support import forked
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
 GOOD = 3  # steps that are trained beside an honest server
 EVERY = 3  # syncs from one proof to the next
 FIRST_LIE = GOOD + 2  # as an update of the server: the sync of the step at which the run goes on is the last honest one

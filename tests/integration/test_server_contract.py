@@ -220,6 +220,7 @@ def test_request_longer_than_context_is_refused_by_number(served, token, chats):
     assert str(found.error).startswith(f"server {served.base_url}, phase rollout: request 0 answered 400")
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("kind", policies.KINDS)
 def test_server_answers_like_learner_after_push(kind, sync, client, backend, base, probe, chats):
     sync.push(base, version=1)
@@ -236,6 +237,7 @@ def test_server_answers_like_learner_after_push(kind, sync, client, backend, bas
     assert report.everything
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("kind", ["lora", "dora", "vision", "one-projection"])
 def test_changed_only_push_makes_server_answer_like_learner(kind, sync, client, base, probe):
     policy = policies.partly_trained(base, kind)
@@ -426,6 +428,7 @@ def test_merge_interrupted_within_layer_is_repaired_by_next_push(served, make_sy
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("kind", policies.KINDS)
 def test_in_bfloat16_server_and_learner_agree_to_rounding(kind, engine, servers, token, make_sync, model_path, probe):
     served = servers(engine, "bfloat16")

@@ -12,6 +12,7 @@ import yaml
 from tests.integration.runs import adapter, assert_resumes_alike, learn
 from tests.support.shapes import make_shapes
 
+pytestmark = pytest.mark.in_turns(2, first=1)
 ROOT = Path(__file__).parents[2]
 SHIPPED = yaml.safe_load((ROOT / "examples/job-3v1.yaml").read_text())["spec"]["config"]
 RECORDS, EPOCHS = 12, 2

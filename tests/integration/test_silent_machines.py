@@ -1,7 +1,7 @@
 """A machine that goes without a word: its connections end in seconds, however long a call may last.
 
-Root gives a process a network of its own, whose cable is then cut. No test that looks at the machine's networks
-may run beside it.
+Root gives a process a network of its own, whose cable is then cut. Tests that look at the machine's networks wait
+meanwhile.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ def ip(*arguments):
 
 
 @pytest.fixture
-def machine(monkeypatch):
+def machine(monkeypatch, networks):
     """A machine that accepts connections, and says nothing."""
     monkeypatch.setattr(keep_alive, "IDLE_S", 1)
     monkeypatch.setattr(keep_alive, "EVERY_S", 1)

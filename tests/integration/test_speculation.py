@@ -22,8 +22,8 @@ COUNTERS = ("spec_decode_num_accepted_tokens", "spec_decode_num_draft_tokens", "
 
 
 @pytest.fixture(scope="module")
-def plain(start_module_server):
-    return start_module_server("vllm", load_format="auto", speculation="none")
+def plain(servers):
+    return servers("vllm", load_format="auto", speculation="none")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import torch
 from tests.integration.runs import adapter, assert_resumes_alike, learn
 from tests.support.shapes import make_shapes
 
+pytestmark = pytest.mark.in_turns(2)
 ROOT = Path(__file__).parents[2]
 STEPS, MIDDLE = 6, 3
 ROWS = "embed_tokens.token_adapter.trainable_tokens_delta"

@@ -18,6 +18,7 @@ from tests.integration.runs import learning
 from tests.integration.test_fault_table import learner_config, strike
 from tests.support.ports import free_port
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 SERVER_TIMEOUT_S = 250.0
 GRACE_S = 30.0  # of a pod between SIGTERM and SIGKILL, by default
 STUCK_S = 2.0

@@ -88,6 +88,7 @@ def test_sigterm_in_each_phase_saves_last_whole_step_of_two_processes(shapes, tm
     assert_stopped(tmp_path, output, LEFT[phase])
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.vllm
 def test_tensor_parallel_engine_stops_on_sigterm_in_both_processes(shapes, tmp_path, no_other_engine):  # noqa: F811
     matching = {"rollout_backend": "vllm", "vllm": {**COLOCATE, "tensor_parallel_size": 2}}
@@ -96,6 +97,7 @@ def test_tensor_parallel_engine_stops_on_sigterm_in_both_processes(shapes, tmp_p
     assert_stopped(tmp_path, output, "checkpoint-1")
 
 
+@pytest.mark.in_turns(2)
 def test_run_stopped_between_gradients_resumes_like_uninterrupted_process(shapes, tmp_path):  # noqa: F811
     whole, run = tmp_path / "whole", tmp_path / "run"
     run.mkdir()

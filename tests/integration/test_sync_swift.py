@@ -23,6 +23,7 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.integration import policies
 from tests.integration.conftest import patience
 
+pytestmark = pytest.mark.in_turns(2, first=1)
 NEW_TOKENS = 24
 
 

@@ -1,7 +1,7 @@
 """Processes that tests start without waiting for their imports: copies of fork_server.py, one for each pytest.
 
-`start` takes the place of `subprocess.Popen` and `run` that of `subprocess.run`, for the command `stage2` and for
-`python -c`; `command_folder` has a command `stage2` for a shell. Such a process leads a session of its own and ends
+`start` takes the place of `subprocess.Popen` and `run` that of `subprocess.run`, for the command `stage2`, `python -m`
+and `python -c`; `command_folder` has a command `stage2` for a shell. Such a process leads a session of its own and ends
 with the tests. docs/testing.md says which tests start the true command lines.
 """
 
@@ -37,6 +37,7 @@ STUB = ("stage2_trainer.serve.stub.app",)
 VLLM = (SERVER_MODULE, "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.qwen3_vl")
 LEARNER = ("stage2_trainer.learner.build",)
 GRPO = ("stage2_trainer.grpo.build",)
+CONTROLLER = ("stage2_controller.loop.main",)
 
 
 SHELL_COMMAND = """\

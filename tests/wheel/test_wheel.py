@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.in_turns(2, first=1)
 ROOT = Path(__file__).parents[2]
 MODEL, JOB = ROOT / "examples" / "tiny-qwen3-vl", ROOT / "examples" / "job-3v1-tiny.yaml"
 PYTHON = os.environ.get("STAGE2_PYTHON", f"{sys.version_info.major}.{sys.version_info.minor}")

@@ -3,6 +3,7 @@
 Jobs ask for a node that only exists as an object, so that no test depends on what a cluster's own nodes have.
 """
 
+import functools
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from kubernetes.dynamic.exceptions import NotFoundError
 
 from tests.cluster import objects
 from tests.cluster.controller.fake_nodes import FakeNodes
+from tests.support import forked
 from tests.support.clusters import PRETENDED
 from tests.support.patience import Patience
 from tests.support.shared import shared
@@ -57,6 +59,7 @@ SERVERS_ADDRESS = "192.0.2.7"
 WAIT_S = 120
 """No promise: what a test waits for comes within seconds, and late on a machine that is slow or busy."""
 POLL_S = 0.1
+ANY_NAMESPACE = "stage2-test-any"
 Object = dict[str, Any]
 
 
@@ -192,9 +195,9 @@ class Controller:
         self._kubeconfig = kubeconfig
         self._namespace = namespace
         self.log = log
-        self.environment: dict[str, str] = {}  # beside the test's own
+        self.environment: dict[str, str] = {}  # beside the test's own, from the first instruction on
         self.exit_code: int | None = None  # of the last one that was stopped
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: forked.Forked | subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -206,11 +209,14 @@ class Controller:
     def start(self) -> None:
         """Starts it and waits until it works, or stands by."""
         command = [sys.executable, "-m", "stage2_controller", "--namespace", self._namespace, *self._options]
+        command += ["--image", "stage2/trainer:test"]
         environment = {**os.environ, **self.environment, "KUBECONFIG": str(self._kubeconfig)}
         before = self._starts()
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, "--image", "stage2/trainer:test"], env=environment, stdout=log, stderr=log
+            self._process = (
+                subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                if self.environment
+                else forked.start(command, imports=forked.CONTROLLER, env=environment, stdout=log)
             )
         eventually(lambda: self._starts() > before, why=f"controller ready; {self.text()[-2000:]}")
 
@@ -267,22 +273,34 @@ def controller(kubectl: Kubectl, node: str, rights: Path, tmp_path: Path) -> Ite
 
 def chart_rights(kubectl: Kubectl, helm: str, *more: str) -> Object:
     """A kubeconfig with a token of the chart's service account, installed for this namespace alone."""
-    values = f'image.repository="registry.example/team",controller.namespaces=["{kubectl.namespace}"]'
-    command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", kubectl.namespace]
-    done = subprocess.run(
-        [*command, "--set-json", ",".join((values, *more))], capture_output=True, text=True, check=True
-    )
     kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
-    granted = [one for one in yaml.safe_load_all(done.stdout) if one and one["kind"] in kinds]
+    rendered = _rendered(helm, more).replace(ANY_NAMESPACE, kubectl.namespace)
+    granted = [one for one in yaml.safe_load_all(rendered) if one and one["kind"] in kinds]
     kubectl.apply({"apiVersion": "v1", "kind": "List", "items": granted})
     return rights_of_the_release(kubectl)
 
 
+@functools.cache
+def _rendered(helm: str, more: tuple[str, ...]) -> str:
+    """The chart's objects for ANY_NAMESPACE; they are the same for any other."""
+    values = f'image.repository="registry.example/team",controller.namespaces=["{ANY_NAMESPACE}"]'
+    command = [helm, "template", "stage2", str(ROOT / "charts" / "stage2"), "--namespace", ANY_NAMESPACE]
+    return subprocess.run(
+        [*command, "--set-json", ",".join((values, *more))], capture_output=True, text=True, check=True
+    ).stdout
+
+
 def rights_of_the_release(kubectl: Kubectl) -> Object:
     """A kubeconfig with a token of the service account that a release has in this namespace."""
-    config: Object = json.loads(kubectl("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
-    token = kubectl("create", "token", "stage2").strip()
+    config, token = _whole(kubectl.kubeconfig), kubectl("create", "token", "stage2").strip()
     return {**config, "users": [{"name": user["name"], "user": {"token": token}} for user in config["users"]]}
+
+
+@functools.cache
+def _whole(kubeconfig: Path) -> Object:
+    """A kubeconfig's current context, with the contents of the files that it names."""
+    config: Object = json.loads(Kubectl(kubeconfig)("config", "view", "--raw", "--minify", "--flatten", "-o", "json"))
+    return config
 
 
 def job(name: str = "job-3v1", **spec: Any) -> Object:

@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.controller.conftest import CRD, Controller, Kubectl, Object, eventually, job
 from tests.support.clusters import LocalCluster
 
+pytestmark = pytest.mark.in_turns(3)
 NAMESPACE = "restored"
 VERSIONS = 200
 

@@ -1,5 +1,6 @@
 """Every shipped job file is valid, by its JSON schema too, and has no idle settings."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -43,7 +44,12 @@ def editor(path: Path) -> Draft202012Validator:
     """Return what an editor checks a file by: the schema that its first line names."""
     mark, _, name = path.read_text(encoding="utf-8").splitlines()[0].partition("=")
     assert mark == "# yaml-language-server: $schema"
-    schema = json.loads((path.parent / name).read_text(encoding="utf-8"))
+    return validator(path.parent / name)
+
+
+@functools.cache
+def validator(path: Path) -> Draft202012Validator:
+    schema = json.loads(path.read_text(encoding="utf-8"))
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
 

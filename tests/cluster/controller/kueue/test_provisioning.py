@@ -15,7 +15,7 @@ from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import QUEUE, accepted, queue, quota_message
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.in_turns(3, apart=True)]
 _NOW = "2026-01-01T00:00:00Z"
 API = "kueue.x-k8s.io/v1beta2"
 CRD = "provisioningrequests.autoscaling.x-k8s.io"

@@ -6,7 +6,7 @@ from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import QUEUE, apply_queued, queue, quota_message, until_running
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.in_turns(3, apart=True)]
 
 
 def workloads(kubectl: Kubectl) -> list[str]:

@@ -7,6 +7,7 @@ from PIL import Image
 from stage2_cli.data import COLORS
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines, grid
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
 NAMES = ["two\nlines", "\x1b[31mred", "\ud800", "猫" * 5000, "", "\0"]
 
 

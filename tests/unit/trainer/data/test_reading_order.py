@@ -113,6 +113,7 @@ def test_objects_are_read_in_rows(boxes, expected):
         assert rows(scaled) == expected, "the same in another unit"
 
 
+@pytest.mark.in_turns(5)
 @pytest.mark.parametrize("seed", range(200))
 def test_row_order_equals_plain_reference_implementation(seed):
     draw = random.Random(seed)

@@ -23,6 +23,7 @@ from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.grpo.harness import answers, gradient, scored
 from tests.unit.trainer.learner.processes import run_members
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 BY_TOKENS = {"rlhf": {"loss_type": "dapo"}}  # a mean over tokens: those of others show at once
 
 

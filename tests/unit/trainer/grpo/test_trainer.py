@@ -24,6 +24,7 @@ from tests.unit.trainer.grpo.harness import answers, gradient, scored
 from tests.unit.trainer.learner.harness import read_log
 from tests.unit.trainer.log_page import explained
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 KL = {"rlhf": {"beta": 0.5}}
 
 

@@ -40,6 +40,7 @@ from tests.unit.trainer.learner.file_calls import (
 )
 from tests.unit.trainer.learner.harness import box, build, record
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 CASES = int(os.environ.get("STAGE2_CUT_OFF_CASES", "12"))
 CASES_TOGETHER, SEED = max(4, CASES // 5), 16
 WEIGHTS = "model.safetensors"
@@ -269,9 +270,8 @@ def learn(model, encoder, image_paths, tmp_path):
         return 0
 
     learner_in(tmp_path / "imports")  # all that it loads is there in the copies
-    gc.freeze()
-    yield run
-    gc.unfreeze()
+    gc.freeze()  # for good: what tests/conftest.py has frozen would thaw with it
+    return run
 
 
 def together(run, folder):

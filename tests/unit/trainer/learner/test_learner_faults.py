@@ -40,6 +40,7 @@ from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.learner.harness import before_step, box, build, perfect, read_log, record
 from tests.unit.trainer.learner.processes import join, run_members
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 ROW = 200
 OK = 0
 

@@ -15,6 +15,7 @@ from tests.support.ports import free_port
 from tests.unit.trainer.learner.harness import build, only_first, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 FIGURES = ("loss", "loss/ce", "loss/coord", "grad_norm", "learning_rate")
 SAVED = 2
 OPTIONS = {

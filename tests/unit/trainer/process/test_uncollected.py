@@ -34,4 +34,3 @@ def test_imported_objects_are_frozen_out_of_later_collections():
     with uncollected():
         pass
     assert gc.get_freeze_count() > before
-    gc.unfreeze()

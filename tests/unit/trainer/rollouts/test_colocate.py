@@ -32,6 +32,7 @@ from tests.unit.trainer.conftest import TINY_MODEL
 from tests.unit.trainer.learner.configs import run_config
 from tests.unit.trainer.learner.processes import run_members
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
 COLOCATE = {"mode": "colocate", "max_model_len": 1024}
 
 
