@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.table import Table
@@ -28,6 +29,7 @@ from stage2_report.run_history import (
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.files import check_file
 from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.wire.requests import DraftCounts
 
 _PLAIN_WIDTH = 100  # of tables in a file or a pipe
 _END_ROWS = 20
@@ -114,10 +116,10 @@ def _without_steps(log: Path) -> ConfigError:
 def _report_run(run: Path, console: Terminal) -> EvaluatedRun:
     """Print the tables of a run; return where its held-out answers are."""
     log = find_log(run)
-    steps, times, evaluations = StepRows(), TimeMeans(), EvaluationRows()
+    steps, times, drafts, evaluations = StepRows(), TimeMeans(), DraftSums(), EvaluationRows()
     set_aside = SetAside()
     readers: dict[str, Sequence[Callable[[Record], None]]] = {
-        "step": (steps.add, times.add),
+        "step": (steps.add, times.add, drafts.add),
         "evaluation": (evaluations.add,),
         "bad_sample": (set_aside.add,),
     }
@@ -126,7 +128,7 @@ def _report_run(run: Path, console: Terminal) -> EvaluatedRun:
             add(record)
     if not steps.count:
         raise _without_steps(log)
-    for table in (steps.table(), times.table(), evaluations.table()):
+    for table in (steps.table(), times.table(), drafts.table(), evaluations.table()):
         if table is not None:
             console.print(table)
     if text := str(set_aside):
@@ -207,6 +209,41 @@ class TimeMeans:
         for server, (known, busy, in_flight) in self._servers.items():
             table.add_row(f"{server} busy, {in_flight / known:.1f} requests at once", "", f"{busy / known:.0%}")
         return table
+
+
+class DraftSums:
+    """What drafts did at each server, over all steps: a column for each server that drafted."""
+
+    def __init__(self) -> None:
+        self._servers: list[DraftCounts] = []
+
+    def add(self, step: Record) -> None:
+        """Add a step; one that reuses rollouts repeats the counts of the step that they were generated for."""
+        if step.get("rollout/buffer_reuse"):
+            return
+        counts = [
+            DraftCounts(one["server"], one["tokens"], one["drafted"], one["accepted"], tuple(one["verified"]))
+            for one in step.get("drafts", ())
+            if "tokens" in one  # logs of an earlier version have only the rates
+        ]
+        self._servers = DraftCounts.joined([*self._servers, *counts])
+
+    def table(self) -> Table | None:
+        """Return the table; None where nothing was drafted."""
+        figures = [one.figures() for one in self._servers if one.drafted]
+        if not figures:
+            return None
+        by_position = [one["accepted_by_position"] or () for one in figures]
+        positions = [
+            [f"of drafts, first {position} accepted", *("" if share is None else f"{share:.0%}" for share in shares)]
+            for position, shares in enumerate(zip_longest(*by_position), start=1)
+        ]
+        rows = [
+            ["decode steps for each token", *(f"{one['decode_steps_per_token']:.3f}" for one in figures)],
+            ["of drafted tokens, accepted", *(f"{one['draft_acceptance_rate']:.0%}" for one in figures)],
+            *positions,
+        ]
+        return _right_aligned("Drafts", ["", *(one["server"] for one in figures)], rows)
 
 
 class EvaluationRows:

@@ -12,6 +12,7 @@ from stage2_api.errors import ConfigError
 from stage2_report.html_page import PageRequest, render_page
 from stage2_report.tables import EvaluationRows, StepRows, print_records, report_runs
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
+from stage2_trainer.wire.requests import DraftCounts
 
 STEPS = 10_000
 LONG = {"event": "evaluation_sample", "step": 1, "text": "x" * 200_000}
@@ -58,6 +59,31 @@ def test_times_are_shown_as_mean_per_step(tmp_path, capsys):
     assert not any(line.startswith("cpu") for line in lines)
     assert "learner idle 40%" in lines, "all but forward and backward"
     assert "http://127.0.0.1:8000 busy, 4.5 requests at once 45%" in lines, "of 10 seconds, and not of two steps"
+
+
+def test_drafts_are_shown_over_all_steps_by_server_and_position(tmp_path, capsys):
+    """a: 10 + 30 tokens with 3 + 2 accepted of 4 + 6; first tokens of 2 + 1 of 2 + 2 drafts; b drafted nothing."""
+    first = [DraftCounts("http://a", 10, 4, 3, (0, 1, 1)), DraftCounts("http://b", 10)]
+    reuses, second = [{"rollout/buffer_reuse": value} for value in (1.0, 0.0)]
+    later = [DraftCounts("http://a", 30, 6, 2, (1, 0, 1))]
+    steps = [(first, {}), (first, reuses), (later, second)]
+    drafted = [
+        {**timed_step(number, 4.0), **more, "drafts": [one.figures() for one in counts]}
+        for number, (counts, more) in enumerate(steps, start=1)
+    ]
+    report_runs([write_log(tmp_path, drafted)])
+    lines = printed_lines(capsys)
+    assert "decode steps for each token 0.875" in lines
+    assert "of drafted tokens, accepted 50%" in lines
+    assert "of drafts, first 1 accepted 75%" in lines
+    assert "of drafts, first 2 accepted 50%" in lines
+
+
+def test_no_table_of_drafts_is_shown_where_nothing_was_drafted(tmp_path, capsys):
+    rates = {"server": "http://a", "decode_steps_per_token": 0.5}  # of an earlier version
+    drafts = [[DraftCounts("http://a", 10).figures()], [rates], []]
+    report_runs([write_log(tmp_path, [{**timed_step(n, 4.0), "drafts": one} for n, one in enumerate(drafts, 1)])])
+    assert "Drafts" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

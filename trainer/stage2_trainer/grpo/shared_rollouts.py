@@ -18,7 +18,7 @@ from stage2_trainer.rollouts.first_process import ProcessExchange
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, LazySequence, RolloutSource
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.requests import Outcome, Rollout, draft_figures
+from stage2_trainer.wire.requests import DraftCounts, Outcome, Rollout
 
 PROMPT_PATH = "prompt_token_ids"
 
@@ -34,7 +34,7 @@ class SharedBatch:
     sync: SyncReport | None
     seconds: dict[str, float]
     tokens: int
-    drafts: dict[str, float | None]
+    drafts: list[DraftCounts]
 
 
 class SharedRollouts:
@@ -64,11 +64,7 @@ class SharedRollouts:
         batch = self._source.generate(request)
         answered = [one for one in batch.rollouts if isinstance(one, Rollout)]
         tokens = sum(len(one.token_ids) for one in answered)
-        drafts = draft_figures(
-            generated=tokens,
-            drafted=sum(one.drafted for one in answered),
-            accepted=sum(one.accepted for one in answered),
-        )
+        drafts = DraftCounts.joined(map(DraftCounts.from_rollout, answered))
         start = sum(len(part) for part in everyone[: rank()])
         own = batch.rollouts[start : start + len(asks)]
         return SharedBatch(own, batch.sync, stopwatch.seconds, tokens, drafts)

@@ -40,7 +40,7 @@ from stage2_trainer.telemetry.answer_tables import AnswerTables, HeldOutAnswer
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog, JsonLines
 from stage2_trainer.telemetry.timeline import TIMELINE, StepTime
-from stage2_trainer.wire.requests import Outcome, Refused, Rollout, share
+from stage2_trainer.wire.requests import DraftCounts, Outcome, Refused, Rollout, draft_figures, share
 
 _SPEED = "rollout/gen_tokens_per_s"
 _OF_ENDED = tuple(f"completions/{kind}_terminated_length" for kind in ("mean", "min", "max"))
@@ -102,6 +102,7 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
         self._outcomes: list[Outcome] = []
         self._scores = torch.empty(0)
         self._nulls: dict[str, set[str]] = defaultdict(set)  # figures since the last log that are ratios of nothing
+        self._drafts: list[DraftCounts] = []  # of training's rollouts since the last log, in all processes
         self._evaluations = 0
         self._bad = 0  # samples set aside since the last log, in all processes
         self._held_out: list[HeldOutAnswer] = []  # of the current evaluation, in this process
@@ -239,7 +240,14 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
     def _note(self, found: SharedBatch) -> None:
         mode = "train" if self._policy.training else "eval"
         times = {f"time/{name}_s": seconds for name, seconds in found.seconds.items()}
-        drafts = {f"rollout/{name}": figure for name, figure in found.drafts.items()}
+        rates = draft_figures(
+            generated=found.tokens,
+            drafted=sum(one.drafted for one in found.drafts),
+            accepted=sum(one.accepted for one in found.drafts),
+        )
+        drafts = {f"rollout/{name}": figure for name, figure in rates.items()}
+        if self._policy.training:
+            self._drafts += found.drafts
         self._add(mode, {**times, **drafts, _SPEED: share(found.tokens, found.seconds.get("rollout_generate", 0.0))})
         if found.sync is not None:
             self._sync_words = sync_words(found.sync)
@@ -402,7 +410,9 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
         figures |= {name: value for name, value in logs.items() if value is None or isinstance(value, (int, float))}
         if mode == "train":
             words = self._sync_words if "sync/version" in figures else {}
-            self.components.log.write("step", {"step": self.state.global_step, **figures, **words})
+            drafts = [one.figures() for one in DraftCounts.joined(self._drafts)]
+            self._drafts = []
+            self.components.log.write("step", {"step": self.state.global_step, **figures, **words, "drafts": drafts})
             speed = logs.get(_SPEED)
             self.components.reporter.update(step=self.state.global_step, loss=logs["loss"], tokens_per_second=speed)
         elif any(name.startswith("eval_") for name in logs):

@@ -14,7 +14,7 @@ import numpy as np
 from stage2_trainer.learner.loss import LossFigures, step_losses
 from stage2_trainer.sync.fleet.report import SyncReport, sync_figures, sync_words
 from stage2_trainer.telemetry.timeline import StepTime, Stopwatch
-from stage2_trainer.wire.requests import accepted_by_position, draft_figures, share
+from stage2_trainer.wire.requests import DraftCounts, draft_figures, share
 
 Figures = dict[str, float | None]
 
@@ -244,16 +244,12 @@ def _draft_figures(stats: Sequence[SampleStats]) -> Figures:
 
 def server_drafts(stats: Sequence[SampleStats]) -> list[dict[str, Any]]:
     """Return what drafts did at each server that generated one of these samples, by the server's name."""
-    generated = [s for s in stats if not s.bad and not s.from_truth]
-    servers = {name: [s for s in generated if s.server == name] for name in sorted({s.server for s in generated})}
-    return [
-        {
-            "server": name,
-            **_draft_figures(answers),
-            "accepted_by_position": accepted_by_position(s.verified for s in answers),
-        }
-        for name, answers in servers.items()
+    counts = [
+        DraftCounts(s.server, s.generated, s.drafted, s.accepted, s.verified)
+        for s in stats
+        if not s.bad and not s.from_truth
     ]
+    return [one.figures() for one in DraftCounts.joined(counts)]
 
 
 def _sum(stats: Sequence[SampleStats], of: Callable[[SampleStats], float]) -> float:

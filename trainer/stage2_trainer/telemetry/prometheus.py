@@ -8,7 +8,7 @@ request. They are not secret, and scrapers rarely carry tokens, so the route nee
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from typing import Any, get_args
@@ -33,6 +33,8 @@ GAUGES = {
     "stage2_rollout_staleness_steps": ("rollout/staleness", "Optimizer steps from rollout to training on it, mean."),
     "stage2_packing_fill_ratio": ("packing/post_rollout_fill", "Share of packed rows that holds samples."),
     "stage2_packing_queue_segments": ("packing/post_rollout_buffer", "Samples that wait for a row."),
+    "stage2_decode_steps_per_token": ("rollout/decode_steps_per_token", "Decode steps for each token, with drafts."),
+    "stage2_draft_acceptance_ratio": ("rollout/draft_acceptance_rate", "Share of drafted tokens that were accepted."),
     "stage2_rollout_seconds": ("time/rollout_generate_s", "Seconds of the last step spent waiting for rollouts."),
     "stage2_step_seconds": ("step/wall_s", "Wall seconds of the last step."),
     "stage2_learner_idle_ratio": ("step/learner_idle_share", "Share of the step without forward, backward, optimizer."),
@@ -44,6 +46,15 @@ SERVER_GAUGES = {
     "stage2_server_busy_ratio": ("busy_share", "Share of the last step in which the server had a request."),
     "stage2_server_requests_in_flight": ("in_flight", "Mean number of requests that the server had in the last step."),
 }
+# The same of the record's `drafts`. They have no series for a server that drafted nothing in the last step.
+DRAFT_GAUGES = {
+    "stage2_server_decode_steps_per_token": ("decode_steps_per_token", "Decode steps for each token of the server."),
+    "stage2_server_draft_acceptance_ratio": (
+        "draft_acceptance_rate",
+        "Share of its drafted tokens that are accepted.",
+    ),
+}
+POSITION_GAUGE = "stage2_server_draft_position_ratio"  # one series for each server and position in a draft
 PART_GAUGE = "stage2_step_part_seconds"  # one series for each part of a step
 # Counter name -> key of the step's record that is added to it, and what it means.
 COUNTERS = {
@@ -80,9 +91,12 @@ class MeteredLog:
         self._parts = Gauge(
             PART_GAUGE, "Wall seconds of the last step, by what it went to.", ["part"], registry=registry
         )
-        self._servers = {
-            key: Gauge(name, help_, ["server"], registry=registry) for name, (key, help_) in SERVER_GAUGES.items()
-        }
+        self._servers, self._drafts = (
+            {key: Gauge(name, help_, ["server"], registry=registry) for name, (key, help_) in gauges.items()}
+            for gauges in (SERVER_GAUGES, DRAFT_GAUGES)
+        )
+        help_ = "Share of the server's drafts of which this position and all before it were accepted."
+        self._positions = Gauge(POSITION_GAUGE, help_, ["server", "position"], registry=registry)
 
     def write(self, event: str, figures: Mapping[str, Any]) -> None:
         """Pass the event on, and export its figures."""
@@ -102,6 +116,18 @@ class MeteredLog:
         for server in figures.get("servers", ()):
             for key, gauge in self._servers.items():
                 gauge.labels(server["server"]).set(server[key])
+        self._export_drafts(figures.get("drafts", ()))
+
+    def _export_drafts(self, drafts: Sequence[Mapping[str, Any]]) -> None:
+        for gauge in (*self._drafts.values(), self._positions):
+            gauge.clear()  # a position that no draft has reached in this step would keep its last share
+        for one in drafts:
+            if not one["drafted"]:
+                continue
+            for key, gauge in self._drafts.items():
+                gauge.labels(one["server"]).set(one[key])
+            for position, accepted in enumerate(one["accepted_by_position"] or (), start=1):
+                self._positions.labels(one["server"], str(position)).set(accepted)
 
     def flush(self) -> None:
         """Return once everything logged is on disk."""

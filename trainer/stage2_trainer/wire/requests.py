@@ -184,6 +184,54 @@ def accepted_by_position(verified: Iterable[Sequence[int]]) -> list[float] | Non
     return [sum(steps[position:]) / sum(steps) for position in range(1, len(steps))] if sum(steps) else None
 
 
+@dataclass(frozen=True)
+class DraftCounts:
+    """Drafts for answers of one server: the answers' tokens, and `drafted`, `accepted`, `verified` of a `Rollout`."""
+
+    server: str
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    verified: tuple[int, ...] = ()
+
+    @classmethod
+    def from_rollout(cls, rollout: Rollout) -> DraftCounts:
+        """Return the counts of one answer."""
+        tokens = len(rollout.token_ids)
+        return cls(rollout.server, tokens, rollout.drafted, rollout.accepted, rollout.verified)
+
+    @classmethod
+    def joined(cls, counts: Iterable[DraftCounts]) -> list[DraftCounts]:
+        """Return the sums for each server, by its name."""
+        servers: dict[str, DraftCounts] = {}
+        for one in counts:
+            servers[one.server] = one + servers.get(one.server, cls(one.server))
+        return [servers[name] for name in sorted(servers)]
+
+    def __add__(self, other: DraftCounts) -> DraftCounts:
+        """Return the sums of two counts of the same server."""
+        verified = tuple(map(sum, zip_longest(self.verified, other.verified, fillvalue=0)))
+        return DraftCounts(
+            self.server,
+            self.tokens + other.tokens,
+            self.drafted + other.drafted,
+            self.accepted + other.accepted,
+            verified,
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """Return the counts and what they say, as a step's `drafts` has them."""
+        return {
+            "server": self.server,
+            "tokens": self.tokens,
+            "drafted": self.drafted,
+            "accepted": self.accepted,
+            "verified": list(self.verified),
+            **draft_figures(generated=self.tokens, drafted=self.drafted, accepted=self.accepted),
+            "accepted_by_position": accepted_by_position([self.verified]),
+        }
+
+
 ONE_REQUEST = frozenset({HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY})
 """The statuses by which a server reports that one request is at fault: a prompt too long, an unreadable image."""
 

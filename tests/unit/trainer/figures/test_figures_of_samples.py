@@ -53,15 +53,21 @@ def test_what_drafts_did_at_each_server_is_what_a_person_counts():
     tokens = len(MATCHED.matched().rollout.token_ids), len(also.matched().rollout.token_ids)
     at_b = [4 / 5] * 6 + [3 / 5] * 2
     rates = {"draft_acceptance_rate": 30 / 40, "accepted_by_position": pytest.approx(at_b)}
-    assert other == {"server": "b", "decode_steps_per_token": (tokens[0] - 30) / tokens[0], **rates}
+    counts = {"tokens": tokens[0], "drafted": 40, "accepted": 30, "verified": [1, 0, 0, 0, 0, 0, 1, 0, 3]}
+    assert other == {"server": "b", **counts, "decode_steps_per_token": (tokens[0] - 30) / tokens[0], **rates}
     assert both == {
         "server": "server",
+        "tokens": sum(tokens),
+        "drafted": 44,
+        "accepted": 32,
+        "verified": [1, 2, 0, 0, 0, 0, 1, 0, 3],
         "decode_steps_per_token": (sum(tokens) - 32) / sum(tokens),
         "draft_acceptance_rate": 32 / 44,
         "accepted_by_position": pytest.approx([6 / 7] + [4 / 7] * 5 + [3 / 7] * 2),
     }
     nothing = dict.fromkeys(("decode_steps_per_token", "draft_acceptance_rate", "accepted_by_position"))
-    assert another == {"server": "another", **nothing}
+    silent = {"tokens": len(SILENCE.matched().rollout.token_ids), "drafted": 0, "accepted": 0, "verified": []}
+    assert another == {"server": "another", **silent, **nothing}
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,6 +111,7 @@ class Scripted:
         self.sync_state = SyncStatus(requested_mode="full", effective_mode="full")
         self.sync: SyncReport | None = None
         self.steps: list[tuple[int, int]] = []
+        self.changes: list[dict[str, Any]] = [{}]  # fields of the answers, in turn
 
     def generate(self, request: GenerationRequest) -> RolloutBatch:
         self.steps.append((request.global_step, request.micro_step))
@@ -118,8 +120,11 @@ class Scripted:
             answers = [self._answers[i % len(self._answers)] for i in range(len(chats))]
         return RolloutBatch(
             [
-                Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", step, "stop")
-                for chat, ids in zip(chats, answers, strict=True)
+                replace(
+                    Rollout(self._encoder.prompt(list(chat)).input_ids.tolist(), ids, "", "scripted", step, "stop"),
+                    **self.changes[i % len(self.changes)],
+                )
+                for i, (chat, ids) in enumerate(zip(chats, answers, strict=True))
             ],
             self.sync,
             request.seeds(0),

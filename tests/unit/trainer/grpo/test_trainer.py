@@ -149,6 +149,31 @@ def test_step_reports_generation_speed(make, folder, encoder):
     assert trainer.components.reporter.current.tokens_per_second == step["rollout/gen_tokens_per_s"]
 
 
+def test_step_reports_drafts_of_each_server(make, folder, encoder):
+    """Two of four answers come from b, each with a draft of three tokens of which two were accepted."""
+    source = harness.Scripted(encoder, answers(encoder))
+    drafted = {"server": "b", "drafted": 3, "accepted": 2, "verified": (0, 0, 1)}
+    source.changes = [{"server": "a"}, drafted, {"server": "a"}, drafted]
+    make(source=source).train()
+    (step,) = read_log(folder, "step")
+    first, second = step["drafts"]
+    lengths = [len(ids) for ids in answers(encoder)]
+    at_a, at_b = lengths[0] + lengths[2], lengths[1] + lengths[3]
+    nothing = dict.fromkeys(("decode_steps_per_token", "draft_acceptance_rate", "accepted_by_position"))
+    assert first == {"server": "a", "tokens": at_a, "drafted": 0, "accepted": 0, "verified": [], **nothing}
+    assert second == {
+        "server": "b",
+        "tokens": at_b,
+        "drafted": 6,
+        "accepted": 4,
+        "verified": [0, 0, 2],
+        "decode_steps_per_token": (at_b - 4) / at_b,
+        "draft_acceptance_rate": 4 / 6,
+        "accepted_by_position": [1.0, 1.0],
+    }
+    assert step["rollout/decode_steps_per_token"] == pytest.approx((sum(lengths) - 4) / sum(lengths))
+
+
 def test_step_reports_same_push_metrics_as_rollout_matching(make, folder, encoder):
     source = harness.Scripted(encoder, answers(encoder))
     phases = dict.fromkeys(PHASES, 0.25)

@@ -15,6 +15,7 @@ from stage2_trainer.learner.step_record import StepRecord, rollout_metrics
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.prometheus import COUNTERS, GAUGES, MeteredLog, metered
 from stage2_trainer.telemetry.run_log import SilentLog
+from stage2_trainer.wire.requests import DraftCounts
 from tests.support.ports import free_port
 
 STEP = {"loss": 2.5, "sync/bytes": 100.0, "sync/seconds": 0.5, "rollout/gen_tokens_per_s": 40.0}
@@ -64,6 +65,30 @@ def test_step_phases_and_server_load_are_served(served):
     assert (found["stage2_step_seconds"], found['stage2_step_part_seconds{part="generate"}']) == (4.0, 3.0)
     assert found['stage2_server_busy_ratio{server="http://a"}'] == 0.5
     assert found['stage2_server_requests_in_flight{server="http://a"}'] == 3.0
+
+
+def test_drafts_of_each_server_are_served_as_a_person_counts_them(served):
+    """At a, two drafts of two tokens: one accepted whole, of the other the first token; at b nothing was drafted."""
+    log, _, scrape = served
+    counts = [DraftCounts("http://a", 10, 4, 3, (0, 1, 1)), DraftCounts("http://b", 10)]
+    log.write("step", {**STEP, "rollout/decode_steps_per_token": 17 / 20, "drafts": [one.figures() for one in counts]})
+    found = {name: value for name, value in scrape().items() if "draft" in name or "decode" in name}
+    assert found == {
+        "stage2_decode_steps_per_token": 17 / 20,
+        'stage2_server_decode_steps_per_token{server="http://a"}': 7 / 10,
+        'stage2_server_draft_acceptance_ratio{server="http://a"}': 3 / 4,
+        'stage2_server_draft_position_ratio{position="1",server="http://a"}': 1.0,
+        'stage2_server_draft_position_ratio{position="2",server="http://a"}': 1 / 2,
+    }
+
+
+def test_drafts_of_an_earlier_step_are_not_served(served):
+    log, _, scrape = served
+    for counts in (DraftCounts("http://a", 10, 4, 3, (0, 1, 1)), DraftCounts("http://a", 10)):
+        log.write("step", {**STEP, "rollout/draft_acceptance_rate": None, "drafts": [counts.figures()]})
+    found = scrape()
+    assert not [name for name in found if name.startswith(("stage2_server_draft", "stage2_server_decode"))]
+    assert math.isnan(found["stage2_draft_acceptance_ratio"])
 
 
 def test_gauge_is_nan_while_metric_is_null(served):
