@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
 from stage2_cli.console import file_progress, show_config_error
-from stage2_cli.unlabelled import examine
+from stage2_cli.unlabelled import Examined, examine, write_labelled
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
@@ -43,27 +44,65 @@ COLORS = ("#cf222e", "#0969da", "#1a7f37", "#8250df", "#bc4c00", "#bf3989", "#1b
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
 
 
+@dataclass(frozen=True)
+class Written:
+    """The files that `stage2 data` writes besides what it prints.
+
+    pictures: a page of records, or of the boxes without a label. ordered: the data file with objects in rows.
+    add_labels: the data file with the boxes without a label as further labels.
+    """
+
+    pictures: Path | None = None
+    ordered: Path | None = None
+    add_labels: Path | None = None
+
+    def check(self, path: Path, *, unlabelled_by: str | None) -> None:
+        """Raise ConfigError unless these files can be written for a data file."""
+        if self.pictures is not None:
+            check_new_file("--pictures", self.pictures)
+        if self.ordered is not None:
+            _check_beside("--sorted", path, self.ordered)
+        if self.add_labels is None:
+            return
+        if unlabelled_by is None:
+            rule = "needs a model that finds objects without a label"
+            raise refused("--add-labels", str(self.add_labels), rule, "add --unlabelled-by MODEL")
+        _check_beside("--add-labels", path, self.add_labels)
+
+    def write(self, path: Path, rules: RecordRules, found: Profile, examined: Examined | None) -> None:
+        """Write the files. Raises ConfigError."""
+        if self.pictures is not None and examined:
+            examined.draw(self.pictures)
+        elif self.pictures is not None:
+            write_page(found.shown, self.pictures)
+        if self.ordered is not None:
+            write_sorted(path, self.ordered, rules)
+        if self.add_labels is not None and examined:
+            write_labelled(path, self.add_labels, rules, examined)
+
+
+NOTHING = Written()
+
+
 def show_data(
     path: Path,
     *,
     units: Unit | None = None,
     model: Path | None = None,
-    pictures: Path | None = None,
-    ordered: Path | None = None,
+    written: Written = NOTHING,
     unlabelled_by: str | None = None,
     as_json: bool = False,
 ) -> int:
     """Describe a data file; return 0, or 64 if it has invalid records. Raises ConfigError."""
-    if pictures is not None:
-        check_new_file("--pictures", pictures)
-    if ordered is not None:
-        _check_beside(path, ordered)
+    written.check(path, unlabelled_by=unlabelled_by)
     rules = RecordRules(units=units)
     lengths_of = _token_counts(model) if model else (lambda texts: [len(text) for text in texts])
     with file_progress(path) as on_line:
         found = profile(path, rules, lengths_of, on_line)
     unit = "tokens" if model else "characters"
-    examined = examine(path, unlabelled_by, rules) if unlabelled_by and not found.problems else None
+    examined = None
+    if unlabelled_by and not found.problems:
+        examined = examine(path, unlabelled_by, rules, all_images=written.add_labels is not None)
     if as_json:
         more = {"unlabelled": examined.document()} if examined else {}
         print_json({**document(found, unit), **more}, indent=1)
@@ -74,12 +113,7 @@ def show_data(
     if found.problems:
         show_config_error(ConfigError(found.problems), source=str(path))
         return EXIT_CONFIG
-    if pictures is not None and examined:
-        examined.draw(pictures)
-    elif pictures is not None:
-        write_page(found.shown, pictures)
-    if ordered is not None:
-        write_sorted(path, ordered, rules)
+    written.write(path, rules, found, examined)
     return os.EX_OK
 
 
@@ -186,12 +220,12 @@ def _token_counts(model: Path) -> Count:
     return lambda texts: token_counts(tokenizer, texts)
 
 
-def _check_beside(path: Path, ordered: Path) -> None:
-    """Raise ConfigError unless a sorted file can be created in the folder to which the paths of images are relative."""
-    check_new_file("--sorted", ordered)
-    if os.path.realpath(ordered.parent) != os.path.realpath(path.parent):
+def _check_beside(option: str, path: Path, output: Path) -> None:
+    """Raise ConfigError unless a file can be created in the folder to which the paths of images are relative."""
+    check_new_file(option, output)
+    if os.path.realpath(output.parent) != os.path.realpath(path.parent):
         rule = f"must be in the folder of {path}, to which the paths of its images are relative"
-        raise refused("--sorted", str(ordered), rule, f"write {path.parent / ordered.name}")
+        raise refused(option, str(output), rule, f"write {path.parent / output.name}")
 
 
 def write_sorted(path: Path, output: Path, rules: RecordRules) -> None:

@@ -169,7 +169,7 @@ def train(
 
 
 @app.command()
-def data(
+def data(  # noqa: PLR0913 - one parameter for each option
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file: JSON lines of records.")],
     units: Units = None,
     model: Annotated[
@@ -188,21 +188,22 @@ def data(
             "what its answers to 200 images agree on. --pictures then draws these boxes.",
         ),
     ] = None,
+    add_labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.jsonl",
+            help="With --unlabelled-by: let the model answer all images, and write the file with the boxes that have no"
+            " label as further labels, in rows.",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
-    from stage2_cli.data import show_data
+    from stage2_cli.data import Written, show_data
 
+    written = Written(pictures, ordered, add_labels)
     raise typer.Exit(
-        show_data(
-            file,
-            units=units,
-            model=model,
-            pictures=pictures,
-            ordered=ordered,
-            unlabelled_by=unlabelled_by,
-            as_json=as_json,
-        )
+        show_data(file, units=units, model=model, written=written, unlabelled_by=unlabelled_by, as_json=as_json)
     )
 
 

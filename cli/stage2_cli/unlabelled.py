@@ -1,18 +1,20 @@
-"""`stage2 data --unlabelled-by MODEL`: how many objects a file does not label, as a model's answers tell."""
+"""`stage2 data --unlabelled-by MODEL`: the objects that a file does not label, as a model's answers show them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stage2_api.coordinates import BINS
+from stage2_api.coordinates import BINS, coord_token
 from stage2_api.errors import counted, refused
 from stage2_trainer.data.drawing import Outline, captioned_page, draw_outlines
+from stage2_trainer.data.files import new_file
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.data.reading_order import Bounds
-from stage2_trainer.data.records import Record, RecordRules, load_records
+from stage2_trainer.data.reading_order import Bounds, in_reading_order
+from stage2_trainer.data.records import Record, RecordRules, lines, load_records
 from stage2_trainer.infer.unlabelled import AGREED, SAMPLES, Agreement, Estimate, Named
 from stage2_trainer.process.activity import ACTIVITY
 
@@ -61,12 +63,13 @@ class Examined:
         captioned_page(cells, columns=PAGE_COLUMNS, width=WIDTH).save(path, format="PNG")
 
 
-def examine(path: Path, model: str, rules: RecordRules, *, images: int = IMAGES) -> Examined:
-    """Let a model answer images of a data file, evenly spread over it, several times each.
+def examine(path: Path, model: str, rules: RecordRules, *, all_images: bool = False) -> Examined:
+    """Let a model answer images of a data file several times each: all, or `IMAGES` that are evenly spread over it.
 
     Raises ConfigError for a model that cannot be loaded, and for a file without a readable image.
     """
     records = load_records(path, rules=rules)
+    images = len(records) if all_images else IMAGES
     chosen = [one for one in records[:: max(1, len(records) // images)][:images] if _is_readable(one)]
     if not chosen:
         raise refused("FILE", str(path), "has no record whose image can be read", "see its problems with `stage2 data`")
@@ -80,6 +83,34 @@ def examine(path: Path, model: str, rules: RecordRules, *, images: int = IMAGES)
             found.append(Agreement.of_answers(_labels(record), [_boxes(one) for one in answers]))
             doing.advance(1)
     return Examined(chosen, found)
+
+
+def write_labelled(path: Path, output: Path, rules: RecordRules, examined: Examined) -> None:
+    """Write a data file whose records label the boxes without a label, too, and are the same in all else.
+
+    The objects of a record that gains some are in reading order.
+    """
+    added = {record.index: image.unlabelled for record, image in zip(examined.records, examined.images, strict=True)}
+    with new_file("--add-labels", output) as aside, aside.open("w", encoding="utf-8") as file:
+        for line in lines(path):
+            raw = json.loads(line.text)
+            if boxes := [(_bins(one), one.desc) for one in added.get(line.position, ())]:
+                labels = line.record(rules.without_images()).objects
+                of_labels = [(one.bins, one.desc, raw) for one, raw in zip(labels, raw["objects"], strict=True)]
+                of_boxes = [(bins, desc, _label(bins, desc)) for bins, desc in boxes]
+                in_order = in_reading_order(
+                    [*of_labels, *of_boxes], lambda one: Bounds.from_bins(one[0]), lambda one: (one[0], one[1])
+                )
+                raw["objects"] = [written for _, _, written in in_order]
+            file.write(json.dumps(raw, ensure_ascii=False) + "\n")
+
+
+def _label(bins: Sequence[int], desc: str) -> dict[str, Any]:
+    return {"desc": desc, "bbox_2d": [coord_token(one) for one in bins]}
+
+
+def _bins(one: Named) -> tuple[int, ...]:
+    return tuple(min(BINS - 1, round(number)) for number in one.box)
 
 
 def _is_readable(record: Record) -> bool:
@@ -106,6 +137,6 @@ def _in_bins(box: Sequence[float], sides: Sequence[int]) -> tuple[float, float, 
 
 def _cell(record: Record, image: Agreement) -> tuple[Any, str]:
     labels = [Outline(one.kind, one.bins, one.desc, LABEL) for one in record.objects]
-    beside = [Outline("bbox", [min(BINS - 1, round(n)) for n in one.box], one.desc, BESIDE) for one in image.unlabelled]
+    beside = [Outline("bbox", _bins(one), one.desc, BESIDE) for one in image.unlabelled]
     picture = draw_outlines(load_image(record.images[0]), [*labels, *beside], width=WIDTH)
     return picture, f"{record.sample_id}: {counted(len(labels), 'label')}, {len(beside)} without"

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.data import show_data
+from stage2_cli.data import Written, show_data
 from stage2_trainer.data.images import load_image
 from stage2_trainer.matching import serialize_objects
 from tests.unit.cli.test_light_start import HEAVY, stage2
@@ -57,12 +57,12 @@ def test_tokenizer_without_coordinate_tokens_is_refused(scenes: Path, tmp_path: 
 
 
 def test_picture_page_draws_objects_where_they_are(scenes: Path, tmp_path: Path) -> None:
-    assert show_data(scenes, pictures=tmp_path / "page.png") == 0
+    assert show_data(scenes, written=Written(pictures=tmp_path / "page.png")) == 0
     page = Image.open(tmp_path / "page.png").convert("RGB")
     colors = {color for _, color in page.getcolors(2**20) or ()}
     assert {(0xCF, 0x22, 0x2E), (0x09, 0x69, 0xDA), (0x1A, 0x7F, 0x37)} <= colors
     with pytest.raises(ConfigError, match=r"--pictures: .*must be a new file"):
-        show_data(scenes, pictures=tmp_path / "page.png")
+        show_data(scenes, written=Written(pictures=tmp_path / "page.png"))
 
 
 def test_picture_page_of_odd_sized_images_stays_within_its_cells(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_picture_page_of_odd_sized_images_stays_within_its_cells(tmp_path: Path)
         one = {"desc": name, "bbox_2d": ["<|coord_900|>", "<|coord_0|>", "<|coord_999|>", "<|coord_999|>"]}
         lines.append({"images": [f"{number}.png"], "width": size[0], "height": size[1], "objects": [one]})
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert show_data(tmp_path / "x.jsonl", pictures=tmp_path / "page.png") == 0
+    assert show_data(tmp_path / "x.jsonl", written=Written(pictures=tmp_path / "page.png")) == 0
     width, height = load_image(str(tmp_path / "page.png")).size
     assert width <= 4 * 350
     assert height <= 2 * 430
@@ -91,7 +91,7 @@ def shelf(tmp_path: Path, **changes: Any) -> Path:
 def test_file_sorted_by_exact_tops_is_reported_and_resorted_in_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert show_data(shelf(tmp_path), ordered=tmp_path / "sorted.jsonl") == 0
+    assert show_data(shelf(tmp_path), written=Written(ordered=tmp_path / "sorted.jsonl")) == 0
     shown = capsys.readouterr().out
     assert "order of the objects: by exact tops (100% of neighbours; 100% are ties or near ties)" in shown
     assert "advice: sort the objects in rows with `stage2 data --sorted`" in shown
@@ -108,15 +108,15 @@ def test_sorted_output_must_be_new_file_in_folder_of_data(tmp_path: Path) -> Non
     path = shelf(tmp_path)
     for place, words in ((tmp_path / "there" / "y.jsonl", "must be in the folder of .*x.jsonl"), (path, "new file")):
         with pytest.raises(ConfigError, match=f"--sorted: .*{words}"):
-            show_data(path, ordered=place)
-    assert show_data(shelf(tmp_path, units="feet"), ordered=tmp_path / "y.jsonl") == 64
+            show_data(path, written=Written(ordered=place))
+    assert show_data(shelf(tmp_path, units="feet"), written=Written(ordered=tmp_path / "y.jsonl")) == 64
     assert [file.name for file in tmp_path.iterdir()] == ["x.jsonl"]
 
 
 def test_picture_page_without_records_is_refused(tmp_path: Path) -> None:
     path = write_records(tmp_path)
     with pytest.raises(ConfigError, match="a page needs records"):
-        show_data(path, pictures=tmp_path / "page.png")
+        show_data(path, written=Written(pictures=tmp_path / "page.png"))
 
 
 def test_numbers_without_units_are_reported_unless_units_are_given(
@@ -124,7 +124,7 @@ def test_numbers_without_units_are_reported_unless_units_are_given(
 ) -> None:
     line = {"images": ["a.png"], "width": 9, "height": 9, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(line))
-    assert show_data(tmp_path / "x.jsonl", pictures=tmp_path / "page.png") == 64
+    assert show_data(tmp_path / "x.jsonl", written=Written(pictures=tmp_path / "page.png")) == 64
     shown = capsys.readouterr()
     assert "0 records, 0 objects, 1 broken line" in shown.out
     assert "x.jsonl:1 objects[0].bbox_2d" in shown.err

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.data import show_data
+from stage2_cli.data import Written, show_data
 from stage2_trainer.infer.model import Model
 from tests.support.http_server import answering
 from tests.unit.report.inspected import TINY_MODEL
@@ -53,7 +53,7 @@ def test_boxes_without_label_are_told_counted_and_drawn(
 ) -> None:
     serving, asked = server(CAT, DOG)
     with serving as served:
-        assert show_data(data, unlabelled_by=served.url, pictures=tmp_path / "page.png") == 0
+        assert show_data(data, unlabelled_by=served.url, written=Written(pictures=tmp_path / "page.png")) == 0
         told = capsys.readouterr().out
         assert show_data(data, unlabelled_by=served.url, as_json=True) == 0
     assert "objects without a label: 50% [50%, 50%] (2 images, 2 of 4 sampled answers agree on 2 of 2 labels" in told
@@ -63,6 +63,35 @@ def test_boxes_without_label_are_told_counted_and_drawn(
     assert {(one["n"], one["temperature"]) for one in asked} == {(4, 1.0)}
     page = Image.open(tmp_path / "page.png").convert("RGB")
     assert (207, 34, 46) in {color for _, color in page.getcolors(1 << 20) or ()}, "the box without a label is red"
+
+
+def test_boxes_without_label_become_labels_in_rows(data: Path, tmp_path: Path) -> None:
+    bird = ("bird", (20, 100, 90, 400))
+    serving, _ = server(DOG, CAT, bird)
+    with serving as served:
+        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+    before, after = ([json.loads(line) for line in path.open()] for path in (data, tmp_path / "labelled.jsonl"))
+    assert [one["objects"] for one in after] == [[*written(bird, CAT, DOG).values()]] * 2
+    assert [{**one, "objects": []} for one in after] == [{**one, "objects": []} for one in before]
+
+
+def test_added_labels_keep_units_and_order_of_other_records(data: Path, tmp_path: Path) -> None:
+    labels = [{"desc": "dog", "bbox_2d": [60, 5, 90, 20]}, {"desc": "cat", "bbox_2d": [10, 5, 40, 20]}]
+    record = {"images": ["a.png"], "objects": labels, "units": "pixels", "width": 100, "height": 50}
+    data.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    serving, _ = server(CAT, DOG)
+    with serving as served:
+        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+    assert json.loads((tmp_path / "labelled.jsonl").read_text()) == record
+
+
+def test_added_labels_need_a_model_and_a_new_file_beside_the_data(data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--add-labels: .*add --unlabelled-by MODEL"):
+        show_data(data, written=Written(add_labels=tmp_path / "labelled.jsonl"))
+    with pytest.raises(ConfigError, match=r"--add-labels: .*must be a new file"):
+        show_data(data, unlabelled_by="m", written=Written(add_labels=data))
+    with pytest.raises(ConfigError, match=r"--add-labels: .*must be in the folder"):
+        show_data(data, unlabelled_by="m", written=Written(add_labels=tmp_path / "other" / "labelled.jsonl"))
 
 
 def test_model_that_finds_no_label_gives_no_share(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
