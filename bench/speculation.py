@@ -55,6 +55,12 @@ PICTURES = 48  # of the tiny model's answers
 SUFFIX_DEPTH = 24  # vLLM's default, as the other options of the suffix method here
 VERIFIED_S = 2 * 8e9 / 6e14  # of one token of an 8B
 Draft = Callable[[Any, int], Sequence[int]]
+LAYOUTS = (
+    *schedule.JOBS,
+    schedule.Job("2 + 2", 2, 2, 32),
+    schedule.Job("5 + 3", 5, 3, 64),
+    schedule.Job("4 + 4", 4, 4, 64),
+)
 SCHEDULES = {"generate all, then train": schedule.expected_after, "pipelined": schedule.expected_pipelined}
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -299,7 +305,7 @@ class Scheduled:
             "STEP_S": per_token * slow_servers.STEP_S,
             "STEP_S_PER_ANSWER": per_token * (slow_servers.STEP_S_PER_ANSWER + verified * VERIFIED_S),
         }
-        for job in schedule.JOBS:
+        for job in LAYOUTS:
             for name, expected in SCHEDULES.items():
                 plain = _seconds(job, expected)
                 with patch.multiple(slow_servers, **speculating):
