@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor, distributed, nn
 
+from stage2_api.errors import ConfigError, refused
 from stage2_api.vllm import SyncRounding
 from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
@@ -252,10 +253,32 @@ class ColocateEngine:
                 self._held, self.version = HeldVersions(), UNSYNCED
 
     def _wake(self, *tags: str) -> None:
-        """Take back the memory of these tags; vLLM ignores a call that names one which is awake."""
-        if asleep := [tag for tag in tags if tag in self._asleep]:
-            self._llm.wake_up(tags=asleep)
-            self._asleep = [tag for tag in self._asleep if tag not in asleep]
+        """Take back the memory of these tags; vLLM ignores a call that names one which is awake.
+
+        Raises:
+            ConfigError: the GPU has no room for it.
+        """
+        for tag in [tag for tag in tags if tag in self._asleep]:
+            try:
+                self._llm.wake_up(tags=[tag])
+            except RuntimeError as error:  # vLLM's allocator has no error class of its own
+                if "out of memory" not in str(error).lower():
+                    raise
+                raise _without_room(tag, self._options, error) from error
+            self._asleep.remove(tag)
+
+
+def _without_room(tag: str, options: Mapping[str, Any], error: RuntimeError) -> ConfigError:
+    """Return the error of an engine that cannot wake beside the learner."""
+    vllm, offload = "custom.extra.rollout_matching.vllm", "custom.extra.rollout_matching.offload"
+    if tag == WEIGHTS:
+        path, option = f"{vllm}.tensor_parallel_size", "tensor_parallel_size"
+        way_out = f"set {offload}.enabled and {offload}.offload_optimizer, or raise tensor_parallel_size"
+    else:
+        path, option = f"{vllm}.gpu_memory_utilization", "gpu_memory_utilization"
+        way_out = f"lower it, or set {offload}.enabled, {offload}.offload_model and {offload}.offload_optimizer"
+    rule = f"must leave room on the GPU for the engine's {tag} beside the learner ({error})"
+    return refused(path, options.get(option), rule, f"{way_out}; `stage2 doctor` counts what both take")
 
 
 def _rollout(answer: Any, version: int) -> Rollout:

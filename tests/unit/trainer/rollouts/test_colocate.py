@@ -6,6 +6,7 @@ In several processes a contradiction of one ends all, and all together prove a s
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import torch
 from torch import distributed
 from transformers import Qwen3VLForConditionalGeneration
 
+from stage2_api.errors import ConfigError
 from stage2_trainer.model.offload import DeviceMover, StateOffloader
 from stage2_trainer.model.transformers_compat import disable_cache
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
@@ -288,6 +290,43 @@ def test_learner_and_cache_are_never_on_the_card_together(colocated, model, leve
     count = len(list(model.parameters()))
     assert card.moved == (["away"] * count + ["back"] * count) * 2, "for the engine's start, and for proof and answers"
     assert engine._llm.awake == set()
+
+
+@pytest.mark.parametrize(
+    ("tag", "path"),
+    [
+        ("weights", "tensor_parallel_size: 1; must leave room on the GPU for the engine's weights"),
+        ("kv_cache", "gpu_memory_utilization: 0.45; must leave room on the GPU for the engine's kv_cache"),
+    ],
+)
+def test_error_of_engine_without_room_to_wake_says_what_to_lower(colocated, model, tag, path):
+    source, engine = colocated(sleep_level=1)
+    engine._options = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.45}
+    engine.start()
+    wake = engine._llm.wake_up
+
+    def waking(*, tags):
+        if tag in tags:
+            raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:139")
+        wake(tags=tags)
+
+    engine._llm.wake_up = waking
+    with pytest.raises(ConfigError, match=re.escape(path)) as raised:
+        asked_at(source, model, 1)
+    assert "offload.enabled" in str(raised.value)
+    assert "cumem_allocator" in str(raised.value), "vLLM's own words"
+
+
+def test_other_error_of_waking_engine_is_not_called_a_lack_of_room(colocated, model):
+    source, engine = colocated(sleep_level=1)
+    engine.start()
+
+    def waking(*, tags):
+        raise RuntimeError("CUDA Error: invalid argument")
+
+    engine._llm.wake_up = waking
+    with pytest.raises(RuntimeError, match="invalid argument"):
+        asked_at(source, model, 1)
 
 
 def test_learner_returns_where_a_proof_fails(colocated, model):
