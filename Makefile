@@ -108,7 +108,7 @@ verify: setup ## Fail if what is generated differs from what is committed
 	python hack/generate.py --check
 
 site: setup ## Build the site into out/site; open it with `python -m http.server -d out/site`
-	mkdocs build --quiet
+	python hack/build_site.py out
 
 bench: setup ## The benchmarks, side by side with what a user would pick instead
 	bench/run

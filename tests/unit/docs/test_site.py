@@ -1,13 +1,17 @@
 """The site builds without a warning, and each shell block is run by a test or says why not."""
 
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import typer
+from hack.build_site import CONFIG, HOME, address, build, files
 from typer.main import get_command
 
 from stage2_cli.jobs import jobs
@@ -19,6 +23,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 BLOCK = re.compile(r"^([^\n]*)\n( *)```(?:sh|bash|console)\n(.*?)^\2```", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"<!-- (?:not run: .{10,}|run by (tests/[\w/]+\.py)) -->")
 UsageError = typer.BadParameter.__base__  # of click, or of typer itself where it no longer needs click
+IMAGE = re.compile(r"!\[[^\]]*\]\(([^):]+)\)")
+UNLISTED = re.compile(r"bench/|examples/|docs/decisions/0|docs/(testing|dependencies)\.md|CODE_OF_CONDUCT")
+"""Pages that a reader finds by a link alone."""
 PROGRAMS = {"stage2": get_command(app), "kubectl stage2": get_command(jobs)}
 
 
@@ -70,8 +77,64 @@ def test_conditions_page_lists_every_status_reason() -> None:
     assert {word for name, word in vars(reasons).items() if name.isupper()} - set(words) == set()
 
 
-def test_site_builds_without_warning(tmp_path) -> None:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, built as in a clone of a repository whose remote has credentials in its address."""
+    out = tmp_path_factory.mktemp("out")
+    environment = {**os.environ, HOME: "https://me:secret@forge.example/team/stage2.git"}
+    command = [sys.executable, str(ROOT / "hack/build_site.py"), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0.75" in (tmp_path / "site/docs/concepts/index.html").read_text(encoding="utf-8")
+    return out / "site"
+
+
+def test_site_builds_without_warning_and_links_pages_to_repository(site: Path) -> None:
+    page = (site / "docs/concepts/index.html").read_text(encoding="utf-8")
+    assert "0.75" in page
+    assert 'href="https://forge.example/team/stage2/edit/main/docs/concepts.md"' in page
+    assert "secret" not in page
+
+
+def test_table_on_site_shows_alternatives_without_backslash(site: Path) -> None:
+    page = (site / "docs/cli/index.html").read_text(encoding="utf-8")
+    assert "bins|pixels" in page
+    assert "bins\\|pixels" not in page
+
+
+def test_site_refuses_broken_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "zensical.toml"
+    broken.write_text('[project]\nsite_name = "broken"\ndocs_dir = "pages"\n')
+    text = "[to nothing](SECURITY.md#no-such-heading)"
+    monkeypatch.setattr("hack.build_site.CONFIG", broken)
+    monkeypatch.setattr("hack.build_site.without_backslashes", lambda page: f"{page}\n\n{text}\n")
+    assert build(tmp_path / "out") != 0
+
+
+def test_navigation_lists_each_page_but_those_that_others_lead_to() -> None:
+    nav = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["nav"]
+    listed = [page for group in nav for pages in group.values() for page in pages]
+    assert len(listed) == len(set(listed))
+    unlisted = {name for name in files() if name.endswith(".md") and not UNLISTED.match(name)} - set(listed)
+    assert (unlisted, [page for page in listed if UNLISTED.match(page)]) == (set(), [])
+
+
+def test_pictures_of_pages_are_in_repository() -> None:
+    pages = [name for name in files() if name.endswith(".md")]
+    named = [(page, link) for page in pages for link in IMAGE.findall((ROOT / page).read_text(encoding="utf-8"))]
+    assert len(named) > 8
+    assert [(page, link) for page, link in named if not (ROOT / page).parent.joinpath(link).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("remote", "home"),
+    [
+        ("https://forge.example/team/stage2", "https://forge.example/team/stage2"),
+        ("https://token@forge.example/team/stage2.git", "https://forge.example/team/stage2"),
+        ("git@forge.example:team/stage2.git", "https://forge.example/team/stage2"),
+        ("ssh://git@forge.example/team/stage2.git", "https://forge.example/team/stage2"),
+        ("/srv/stage2", ""),
+        ("", ""),
+    ],
+)
+def test_page_of_repository_follows_from_remote(remote: str, home: str) -> None:
+    assert address(remote) == home
