@@ -28,6 +28,9 @@ ORDER = "[...document.querySelectorAll('.card:not([hidden]) h3')].map((one) => o
 CLASS = "document.getElementById('class').value.slice(0, 9)"
 PICTURE = "[...document.querySelectorAll('.panes svg')].some((one) => one.clientHeight > 50)"
 GROUND = "getComputedStyle(document.body).backgroundColor"
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+WIDE = "[document.documentElement, ...document.querySelectorAll('.wide')]"
+OVERHANG = f"{WIDE}.map((one) => one.scrollWidth - one.clientWidth)"
 GROUNDS = (("dark", "rgb(13, 17, 23)"), ("light", "rgb(255, 255, 255)"))
 EXPECTED = (
     ("no other script ran", "document.querySelectorAll('script, img').length", 1),
@@ -123,6 +126,9 @@ async def faults(page: Path, profile: Path, expected: Sequence[Any]) -> list[str
             await tab.call("Emulation.setEmulatedMedia", features=features)
             if (value := await tab.value(GROUND)) != ground:
                 found.append(f"{page.stem}: {scheme}: the ground is {value!r} instead of {ground!r}")
+        await tab.call("Emulation.setDeviceMetricsOverride", **PHONE)
+        if any(over := await tab.value(OVERHANG)):
+            found.append(f"{page.stem}: on a phone, the page and its tables are too wide by {over} pixels")
         return found + tab.complaints
 
 
