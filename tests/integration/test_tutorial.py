@@ -84,6 +84,11 @@ def records(followed: Path, stage: str, event: str) -> list[dict]:
     return [record for line in lines if (record := json.loads(line))["event"] == event]
 
 
+def test_tutorial_draws_records_before_it_trains(followed: Path) -> None:
+    with Image.open(followed / "out/digits/train.png") as picture:
+        assert min(picture.size) > 96
+
+
 @pytest.mark.parametrize("stage", ["stage1", "stage2"])
 def test_each_tutorial_stage_completes_and_is_evaluated_before_and_after(followed, stage):
     assert [record["step"] for record in records(followed, stage, "step")] == list(range(1, STEPS + 1))
