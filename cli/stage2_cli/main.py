@@ -225,12 +225,20 @@ def render(
     itself: Annotated[
         bool, typer.Option("--job", help="Print the job instead, with the files of its rewards: for kubectl apply.")
     ] = False,
+    trainjob: Annotated[
+        bool, typer.Option(help="Print a TrainJob of Kubeflow Trainer, with its runtime, in place of the JobSet.")
+    ] = False,
 ) -> None:
     """Print the objects that the controller would create, as static YAML."""
     from stage2_cli.render import render_itself, render_job
 
-    render_it = render_itself if itself else render_job
-    sys.stdout.write(render_it(file, namespace=namespace, changes=changes or []))
+    if itself and trainjob:
+        raise typer.BadParameter("--job prints the job, --trainjob its objects: remove one of them")
+    if itself:
+        text = render_itself(file, namespace=namespace, changes=changes or [])
+    else:
+        text = render_job(file, namespace=namespace, changes=changes or [], trainjob=trainjob)
+    sys.stdout.write(text)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`stage2 render`: the objects that the controller would create, as static YAML for GitOps or for reading.
 
-Or the job itself, with all that a cluster needs of the files beside it.
+Or the job itself, with all that a cluster needs of the files beside it. Or, in place of the JobSet, a TrainJob of
+Kubeflow Trainer that makes it.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from typing import Any
 
 import yaml
 
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.job import ObjectMeta
 from stage2_api.parsing import merged, parse_job
 from stage2_api.validation.validate import validate
 from stage2_cli.config_files import OF_JOBSET, WATCHED, load_job, read_job, set_fields
 from stage2_controller.children.build import static_children
+from stage2_controller.job import names
+
+TRAINER = "trainer.kubeflow.org/v1alpha1"
+_OF_QUEUE = (names.LABEL_QUEUE, names.LABEL_PRIORITY)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -44,17 +50,51 @@ def _yaml(documents: Sequence[Mapping[str, Any]], dumper: type[yaml.SafeDumper] 
     return text
 
 
-def render_job(file: Path, *, namespace: str | None, changes: Sequence[str] = ()) -> str:
+def render_job(file: Path, *, namespace: str | None, changes: Sequence[str] = (), trainjob: bool = False) -> str:
     """Return the YAML documents of a job's objects in the order of creation.
+
+    trainjob: a TrainJob and its runtime are in place of the JobSet.
 
     Raises ConfigError if the file, or the namespace, breaks a rule.
     """
     job = load_job(file, changes)
     if namespace is not None:
         validate(ObjectMeta, {"name": job.metadata.name, "namespace": namespace}, (), root="metadata")
-    runs_as_jobset = job.spec.engine == "JobSet"
+    runs_as_jobset = job.spec.engine == names.JOBSET
+    if trainjob and not runs_as_jobset:
+        rule, way_out = "must be JobSet for --trainjob", "set it to JobSet: a TrainJob makes one"
+        raise ConfigError([Problem("spec.engine", job.spec.engine, rule, way_out)])
     objects = static_children(job, namespace=namespace)
+    if trainjob:
+        objects = [made for one in objects for made in (as_trainjob(one) if one["kind"] == names.JOBSET else [one])]
     children = _yaml(objects)
     ignored = [field for field in set_fields(job, WATCHED) if not (runs_as_jobset and field in OF_JOBSET)]
     note = f"# Not applied, because no controller watches these objects: {', '.join(ignored)}\n" if ignored else ""
     return note + children
+
+
+def as_trainjob(jobset: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the TrainJob that makes this JobSet, after its runtime.
+
+    The JobSet gets the name of the TrainJob; addresses and certificates of servers have it. Kueue admits the TrainJob,
+    so only that has the labels of a queue.
+    """
+    metadata, spec = jobset["metadata"], dict(jobset["spec"])
+    suspend = spec.pop("suspend", False)
+    labels = {key: value for key, value in metadata["labels"].items() if key not in _OF_QUEUE}
+    template = {"metadata": {"labels": labels, "annotations": metadata["annotations"]}, "spec": spec}
+    reference = {"kind": "TrainingRuntime", "name": metadata["name"]}
+    return [
+        {
+            "apiVersion": TRAINER,
+            "kind": "TrainingRuntime",
+            "metadata": {**metadata, "labels": labels},
+            "spec": {"template": template},
+        },
+        {
+            "apiVersion": TRAINER,
+            "kind": "TrainJob",
+            "metadata": metadata,
+            "spec": {"runtimeRef": reference, **({"suspend": True} if suspend else {})},
+        },
+    ]

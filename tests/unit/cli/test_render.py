@@ -5,14 +5,19 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
 from stage2_api.parsing import parse_job
 from stage2_cli.config_files import CLUSTER, set_fields
+from stage2_cli.main import app
 from stage2_cli.render import render_job
+from stage2_controller.job import names
 from tests.unit.api.wrong_jobs import merge_patch
 
-JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+JOB = EXAMPLES / "job-3v1-tiny.yaml"
+JOBSET = EXAMPLES / "job-jobset.yaml"
 
 
 def job(**spec: Any) -> dict[str, Any]:
@@ -54,3 +59,37 @@ def test_invalid_namespace_option_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"metadata\.namespace") as refused:
         render_job(JOB, namespace="Team_A")
     assert refused.value.problems[0].value == "Team_A"
+
+
+def test_trainjob_makes_jobset_of_same_name_and_template(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    whole = merge_patch(
+        yaml.safe_load(JOBSET.read_text()),
+        {"metadata": {"labels": {names.LABEL_QUEUE: "team"}}, "spec": {"suspend": True, "ttlSecondsAfterFinished": 60}},
+    )
+    file.write_text(yaml.safe_dump(whole))
+    *_, jobset = yaml.safe_load_all(render_job(file, namespace="team-a"))
+    *children, runtime, trainjob = yaml.safe_load_all(render_job(file, namespace="team-a", trainjob=True))
+    assert [one["kind"] for one in (*children, runtime, trainjob)] == [
+        *("Secret", "ConfigMap", "NetworkPolicy", "TrainingRuntime", "TrainJob")
+    ]
+    assert trainjob["metadata"] == jobset["metadata"]
+    assert trainjob["spec"] == {
+        "runtimeRef": {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]},
+        "suspend": jobset["spec"].pop("suspend"),
+    }
+    template = runtime["spec"]["template"]
+    assert template["spec"] == jobset["spec"]
+    labels = jobset["metadata"]["labels"]
+    assert labels.pop(names.LABEL_QUEUE) == "team"
+    assert template["metadata"]["labels"] == runtime["metadata"]["labels"] == labels
+
+
+def test_trainjob_needs_engine_jobset() -> None:
+    with pytest.raises(ConfigError, match=r"spec\.engine: 'Node'; must be JobSet for --trainjob"):
+        render_job(JOB, namespace=None, trainjob=True)
+
+
+def test_options_that_contradict_each_other_are_refused() -> None:
+    done = CliRunner().invoke(app, ["render", str(JOBSET), "--job", "--trainjob"])
+    assert (done.exit_code, "prints the job" in done.output) == (2, True)
