@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Any
 from urllib.parse import quote
 
@@ -18,14 +18,17 @@ from stage2_api.job import GROUP, PLURAL, VERSION, ObjectMeta
 from stage2_api.job_status import JobStatus
 from stage2_api.log_lines import split_lines
 from stage2_api.validation.validate import validate
-from stage2_cli.cluster import APPLY, MANAGER, MERGE, Cluster, ClusterUnavailable, JobError, connect
+from stage2_cli.cluster import APPLY, MANAGER, MERGE, Cluster, ClusterUnavailable, JobError, RequestRefused, connect
 from stage2_cli.config_files import read_job
 from stage2_controller.job import names
 
 MOST_LOST = 10
 """Requests in a row that `wait` repeats while the cluster is unavailable."""
+LOOK_S = 5.0
+"""Seconds between two looks for pods and containers whose logs are followed."""
 _PAGE = "500"  # objects
 _WAITING_LINES = 1000  # of followed logs, in memory
+_Start = tuple[str, str, int]  # of a pod's container: their names, and how often it had started before
 
 
 @dataclass(frozen=True)
@@ -179,25 +182,53 @@ class Job:
     def logs(self, *, servers: bool = False, follow: bool = False) -> Iterator[str]:
         """Return an iterator over the lines that the job's learner, or its servers, have logged so far.
 
-        follow: also over those to come, until the containers end. Lines of servers name their pod and container.
+        follow: also over those to come, of pods that replace others too, until the job has ended or is suspended.
+        Lines of servers name their pod and container.
         """
         role = names.ROLE_ROLLOUT if servers else names.ROLE_LEARNER
-        selector = f"{names.LABEL_JOB}={names.short_name(self.name)},{names.LABEL_ROLE}={role}"
-        pods = f"/api/v1/namespaces/{self._cluster.namespace}/pods"
-        found = self._cluster.ask("GET", pods, query={"labelSelector": selector})["items"]
+        found = self._pods(role)
         if not found:
             state = self._obstacle() or f"{self.name} is Succeeded"
             raise JobError(f"{self.name} has no {role} pod whose log could be read; {state}")
-        streams = []
-        for pod in found:
-            name = pod["metadata"]["name"]
-            containers = [one["name"] for one in pod["spec"]["containers"]] if servers else [role]
-            for container in containers:
-                query = {"container": container, **({"follow": "true"} if follow else {})}
-                prefix = f"[pod/{name}/{container}] " if servers else ""
-                log = self._cluster.stream(f"{pods}/{quote(name, safe='')}/log", query=query)
-                streams.append(_prefixed(prefix, log))
-        return _merged(streams) if follow and len(streams) > 1 else (line for stream in streams for line in stream)
+        if follow:
+            return self._followed(role)
+        logs = [self._log(role, pod["metadata"]["name"], one) for pod in found for one in _containers(pod, role)]
+        return (line for log in logs for line in log)
+
+    def _pods(self, role: str) -> Sequence[Mapping[str, Any]]:
+        selector = f"{names.LABEL_JOB}={names.short_name(self.name)},{names.LABEL_ROLE}={role}"
+        path = f"/api/v1/namespaces/{self._cluster.namespace}/pods"
+        found: Sequence[Mapping[str, Any]] = self._cluster.ask("GET", path, query={"labelSelector": selector})["items"]
+        return found
+
+    def _log(self, role: str, pod: str, container: str, *, follow: bool = False) -> Iterator[str]:
+        path = f"/api/v1/namespaces/{self._cluster.namespace}/pods/{quote(pod, safe='')}/log"
+        query = {"container": container, **({"follow": "true"} if follow else {})}
+        prefix = f"[pod/{pod}/{container}] " if role == names.ROLE_ROLLOUT else ""
+        return _prefixed(prefix, self._cluster.stream(path, query=query))
+
+    def _followed(self, role: str) -> Iterator[str]:
+        """Yield the lines of all logs of a role as they come, each read by a thread. Raises the first error of one."""
+        lines: Queue[str | JobError | None] = Queue(_WAITING_LINES)
+        read: set[_Start] = set()
+        ended = 0
+        while True:
+            over = self._is_over()
+            new = [one for pod in self._pods(role) for one in _starts(pod, role) if one not in read]
+            for pod, container, _ in new:
+                arguments = (self._log(role, pod, container, follow=True), lines)
+                threading.Thread(target=_put, args=arguments, daemon=True).start()
+            read.update(new)
+            if over and ended == len(read):
+                return
+            ended += yield from _until(lines, time.monotonic() + LOOK_S)
+
+    def _is_over(self) -> bool:
+        """Return whether no pod of the job starts again; objects of static YAML have no job that would say so."""
+        try:
+            return self.status().phase in ("Succeeded", "Failed", "Suspended")
+        except RequestRefused:
+            return True
 
     def report(self, html: str | Path | None = None) -> None:
         """Print the job's steps and evaluations as tables, or write them as one page."""
@@ -244,25 +275,38 @@ def _prefixed(prefix: str, log: Iterable[bytes]) -> Iterator[str]:
     return (f"{prefix}{line}" for line in split_lines(log))
 
 
-def _merged(streams: Sequence[Iterator[str]]) -> Iterator[str]:
-    """Yield the lines of several logs as they come. Raises the first error of one.
+def _containers(pod: Mapping[str, Any], role: str) -> Sequence[str]:
+    """Return the containers of a pod that log what the job does."""
+    return [one["name"] for one in pod["spec"]["containers"]] if role == names.ROLE_ROLLOUT else [role]
 
-    Threads read them; one whose log does not end ends with the process.
-    """
-    lines: Queue[str | BaseException | None] = Queue(_WAITING_LINES)
 
-    def read(stream: Iterator[str]) -> None:
+def _starts(pod: Mapping[str, Any], role: str) -> Iterator[_Start]:
+    """Yield the newest start of each container of a pod that has started."""
+    for one in pod.get("status", {}).get("containerStatuses", ()):
+        if one["name"] in _containers(pod, role) and "waiting" not in one["state"]:
+            yield pod["metadata"]["name"], one["name"], one["restartCount"]
+
+
+def _put(log: Iterator[str], lines: Queue[str | JobError | None]) -> None:
+    """Put the lines of a log into a queue, and at last None, or the error that ends it."""
+    try:
+        for line in log:
+            lines.put(line)
+        lines.put(None)
+    except JobError as error:
+        lines.put(error)
+
+
+def _until(lines: Queue[str | JobError | None], end: float) -> Generator[str, None, int]:
+    """Yield the lines of several logs until one of them ends, or until a time; return how many have ended."""
+    while (left := end - time.monotonic()) > 0:
         try:
-            for line in stream:
-                lines.put(line)
-            lines.put(None)
-        except JobError as error:
-            lines.put(error)
-
-    for stream in streams:
-        threading.Thread(target=read, args=(stream,), daemon=True).start()
-    for _ in streams:
-        while (line := lines.get()) is not None:
-            if isinstance(line, BaseException):
-                raise line
-            yield line
+            line = lines.get(timeout=left)
+        except Empty:
+            break
+        if line is None:
+            return 1
+        if isinstance(line, JobError):
+            raise line
+        yield line
+    return 0

@@ -43,7 +43,7 @@ Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
 User = Annotated[str | None, typer.Option("--as", help="User to impersonate.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines.")]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines until the job ends.")]
 
 
 @jobs.callback()

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.metadata import version
@@ -35,8 +36,10 @@ def job(api: JobApi) -> Job:
     return Job.from_file(FILE, namespace="team-a").submit()
 
 
-def pod(name: str, *containers: str) -> dict[str, Any]:
-    return {"metadata": {"name": name}, "spec": {"containers": [{"name": one} for one in containers]}}
+def pod(name: str, *containers: str, restarts: int = 0, state: str = "running") -> dict[str, Any]:
+    started = [{"name": one, "state": {state: {}}, "restartCount": restarts} for one in containers]
+    spec = {"containers": [{"name": one} for one in containers]}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"containerStatuses": started}}
 
 
 def test_contract_of_the_api(api: JobApi) -> None:
@@ -182,7 +185,35 @@ def test_followed_logs_of_servers_come_line_by_line_with_their_container(api: Jo
     log = job.logs(servers=True, follow=True)
     assert {next(log), next(log)} == {"[pod/a/server-0] zero", "[pod/a/server-1] one"}
     api.released.set()
+    api.report(NAME, phase="Succeeded")
     assert sorted(log) == ["[pod/a/server-0] end", "[pod/a/server-1] end"]
+
+
+@pytest.mark.parametrize(
+    "replaced", [pod("b", "learner"), pod("a", "learner", restarts=1)], ids=["another pod", "the same pod again"]
+)
+def test_followed_log_goes_on_where_learner_starts_again(
+    api: JobApi, job: Job, replaced: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stage2_cli.job.LOOK_S", 0.05)
+    api.released.set()
+    api.pods = [pod("a", "learner")]
+    api.logs = {("a", "learner"): [b"one\n"], ("b", "learner"): [b"two\n"]}
+    log = job.logs(follow=True)
+    assert next(log) == "one"
+    api.logs["a", "learner"] = [b"two\n"]
+    api.pods = [{**replaced, "status": pod("b", "learner", state="waiting")["status"]}]
+    threading.Timer(0.3, lambda: api.pods.__setitem__(0, replaced)).start()
+    assert next(log) == "two"
+    api.report(NAME, phase="Failed")
+    assert list(log) == []
+
+
+def test_followed_log_of_static_objects_ends_with_their_container(api: JobApi, job: Job) -> None:
+    api.released.set()
+    api.jobs.clear()
+    api.pods, api.logs = [pod("a", "learner")], {("a", "learner"): [b"one\n"]}
+    assert list(job.logs(follow=True)) == ["one"]
 
 
 def test_a_log_that_breaks_off_raises(api: JobApi, job: Job) -> None:
