@@ -23,7 +23,6 @@ from typing import Any
 from stage2_trainer.sync.tensors.announcement import FOLDER_ROUTE, bucket_bytes, from_wire, plan_buckets
 from stage2_trainer.sync.tensors.model_folder import folder_digests
 from stage2_trainer.sync.transports.link import GroupInfo, dial
-from stage2_trainer.wire.calls import CALLS_ROUTE, CallAnswer
 from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.requests import POLICY_MODEL
 
@@ -61,19 +60,16 @@ class ManySinks:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one call, and close."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        method, path, _ = head.split(" ", 2)
+        _, path, _ = head.split(" ", 2)
         length = next((int(line[15:]) for line in head.split("\r\n") if line.lower().startswith("content-length")), 0)
         body = json.loads(await reader.readexactly(length)) if length else {}
-        if path == CALLS_ROUTE:
-            answer = b"".join([await self._call(call) for call in body["calls"]])
-        else:
-            answer = json.dumps(await self._answer(method, path.partition("?")[0], body)).encode()
+        answer = json.dumps(await self._answer(path.partition("?")[0], body)).encode()
         self._folder.requests += path != SPENT_ROUTE
         writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(answer) + answer)
         await writer.drain()
         writer.close()
 
-    async def _answer(self, method: str, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _answer(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
         match path:
             case "/get_world_size":
                 return {"world_size": 1}
@@ -93,10 +89,6 @@ class ManySinks:
             case _ if path == SPENT_ROUTE:
                 return {"cpu_s": time.process_time(), "requests": self._folder.requests}
         return {"success": True}
-
-    async def _call(self, call: Mapping[str, Any]) -> bytes:
-        answer = await self._answer(call["method"], call["path"].partition("?")[0], json.loads(call["body"] or "{}"))
-        return CallAnswer(200, json.dumps(answer)).to_line()
 
     def _join(self, info: GroupInfo) -> None:
         self._link.close()

@@ -23,7 +23,6 @@ from stage2_trainer.sync.fleet.proof import BF16_TOLERANCE, FLOAT32_TOLERANCE, P
 from stage2_trainer.sync.fleet.report import ProofError
 from stage2_trainer.sync.tensors.announcement import Recipe
 from stage2_trainer.sync.tensors.merge import WeightAccess, merged_weights
-from stage2_trainer.wire.calls import CALLS_ROUTE as CALLS_ROUTE
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
 from stage2_trainer.wire.errors import ServerError
@@ -253,7 +252,7 @@ def test_changed_only_push_makes_server_answer_like_learner(kind, sync, client, 
     assert later.bytes < first.bytes * 0.6
 
 
-def test_push_over_existing_group_takes_three_requests(sync, base, monkeypatch):
+def test_push_over_existing_group_calls_only_routes_of_update(sync, base, monkeypatch):
     policy, asked, request = policies.partly_trained(base, "vision"), [], aiohttp.ClientSession.request
     sync.push(policy, version=1)
 
@@ -263,7 +262,10 @@ def test_push_over_existing_group_takes_three_requests(sync, base, monkeypatch):
 
     monkeypatch.setattr(aiohttp.ClientSession, "request", counted)
     sync.push(policy, version=2)
-    assert asked == [CALLS_ROUTE, "/update_weights", CALLS_ROUTE]
+    begin = ["/weight_info", "/pause", "/start_weight_update"]
+    resets = ["/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache"]
+    finish = ["/update_weights", "/finish_weight_update", *resets, "/resume", "/weight_info"]
+    assert asked == [*begin, "/update_weights", *finish]
 
 
 def test_restarted_learner_sends_all_weights(served, make_sync, sync, client, base, probe):
@@ -332,7 +334,7 @@ def test_prefix_cache_of_older_weights_is_not_used_after_push(engine, sync, base
 
     sync.push(base, version=1)
     assert gap(base) < FLOAT32_TOLERANCE
-    monkeypatch.setattr("stage2_trainer.sync.fleet.server._resets", lambda **_: [])
+    monkeypatch.setattr("stage2_trainer.sync.fleet.server.ServerSession._reset_prefix_cache", lambda _: None)
     sync.push(policy, version=2)
     assert gap(policy) > MOVED, "without the reset it does"
     monkeypatch.undo()

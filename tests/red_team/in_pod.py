@@ -24,7 +24,7 @@ GETS = (
 )  # fmt: skip
 POSTS = (
     "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/load_lora_adapter",
-    "/v1/unload_lora_adapter", "/init_weight_transfer_engine", "/stage2/calls", "/start_weight_update",
+    "/v1/unload_lora_adapter", "/init_weight_transfer_engine", "/start_weight_update",
     "/update_weights", "/finish_weight_update", "/update_weight_version", "/collective_rpc", "/pause", "/resume",
     "/sleep", "/wake_up", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/abort_requests",
     "/tokenize", "/detokenize", "/inference/v1/generate", "/invocations", "/scale_elastic_ep",

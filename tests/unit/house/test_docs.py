@@ -69,7 +69,7 @@ def test_documented_tree_lists_every_subpackage(package):
     assert {path.rpartition("/")[2] for path in tree() if path.startswith(f"{package}/")} == rooms(package)
 
 
-@pytest.mark.parametrize(("package", "entry"), zip(PACKAGES, ("__main__", "main"), strict=True))
+@pytest.mark.parametrize(("package", "entry"), list(zip(PACKAGES, ("__main__", "main"), strict=True)))
 def test_only_entry_point_lies_outside_rooms(package, entry):
     assert {path.stem for path in (ROOT / package).glob("*.py")} == {"__init__", entry}
 

@@ -12,9 +12,9 @@ from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
 from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
-from stage2_trainer.wire.calls import CALLS_ROUTE
 from stage2_trainer.wire.credentials import Certificate
 from stage2_trainer.wire.requests import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
+from stage2_trainer.wire.update_routes import UPDATE_ROUTES
 
 Engine = Literal["vllm", "stub"]
 Platform = Literal["cpu", "cuda"]
@@ -27,7 +27,7 @@ MIDDLEWARE = [
     "stage2_trainer.sync.vllm.routes.Stage2Routes",
     "stage2_trainer.serve.guard.TokenGuard",
 ]
-UNLOGGED_ROUTES = (HEALTH_ROUTE, CALLS_ROUTE, "/update_weights", "/weight_info")
+UNLOGGED_ROUTES = (HEALTH_ROUTE, *UPDATE_ROUTES, "/weight_info")
 """Called at each push or every few seconds. The engine logs each push, and vLLM each call that fails."""
 TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl
 CPU_KV_CACHE_GIB = 1

@@ -1,7 +1,8 @@
 """The learner's blocking calls to one rollout server, and the wait until all servers answer.
 
-The calls are vLLM's own routes, each with the token and a deadline. Each call has a connection of its own: a server
-closes one on which it has answered 500, and a call that reused it in that moment would be lost.
+The calls are vLLM's own routes, each with the token, and with a deadline from its connection to the end of its answer.
+Each call has a connection of its own: a server closes one on which it has answered 500, and a call that reused it in
+that moment would be lost.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from stage2_api.errors import shortened
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.background import all_at_once
-from stage2_trainer.wire import calls, credentials
+from stage2_trainer.wire import credentials
 from stage2_trainer.wire.credentials import host_and_port, is_loopback
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.keep_alive import keep_alive_socket
@@ -75,40 +75,6 @@ class ServerClient:
         """POST a JSON object, or its text, and return the JSON object that comes back ({} for an empty answer)."""
         sent = {"data": body, "headers": JSON_TYPE} if isinstance(body, str) else {"json": body}
         return self._call("POST", path, phase, timeout_s=timeout_s, **sent)
-
-    def in_order(self, phase: str, planned: Sequence[calls.Call]) -> list[dict[str, Any]]:
-        """Send calls of the server's own routes in one request, to be made in order; return the answers of those made.
-
-        The calls after one whose answer lacks what it demands are not made. Each may take `timeout_s`.
-
-        Raises:
-            ServerError: one of them failed, or was not answered, in its own phase; or the request was, in `phase`.
-        """
-        answers: list[dict[str, Any]] = []
-        began = False
-
-        async def call() -> None:
-            nonlocal began
-            sent = {"data": calls.calls_to_json(planned), "headers": JSON_TYPE}
-            async with self._open("POST", calls.CALLS_ROUTE, self.timeout_s, **sent) as response:
-                if response.status == HTTPStatus.NOT_FOUND:
-                    raise ValueError("answered 404: learner and server must have the same version of stage2")
-                if response.status != HTTPStatus.OK:
-                    content = await read_content(response, MAX_ANSWER_BYTES, timeout_s=self.timeout_s)
-                    self._require_ok(response.status, content, "POST", calls.CALLS_ROUTE, phase)
-                began = True
-                async for line in _lines(response, timeout_s=self.timeout_s, most=len(planned)):
-                    answers.append(self._answer_to(planned[len(answers)], line))
-
-        try:
-            asyncio.run(call())
-        except (*FAILED_CALL, ValueError) as error:
-            reason = explain_failure(error, self.base_url)
-            if began and len(answers) < len(planned):
-                missing = planned[len(answers)]
-                raise ServerError(self.base_url, missing.phase, f"{missing.method} {missing.path}: {reason}") from error
-            raise ServerError(self.base_url, phase, f"POST {calls.CALLS_ROUTE}: {reason}") from error
-        return self._require_all(planned, answers)
 
     def post_for_list(
         self, path: str, phase: str, *, body: Mapping[str, Any], timeout_s: float | None
@@ -172,7 +138,14 @@ class ServerClient:
         seconds = self.timeout_s if timeout_s is None else timeout_s
 
         async def call() -> tuple[int, bytes]:
-            async with self._open(method, path, seconds, **options) as response:
+            to_connect = aiohttp.ClientTimeout(sock_connect=CONNECT_TIMEOUT_S)
+            async with (
+                asyncio.timeout(None if seconds == math.inf else seconds),
+                open_session(self.base_url, self._token, ssl=self._tls, force_close=True) as session,
+                session.request(
+                    method, f"{self.base_url}{path}", allow_redirects=False, timeout=to_connect, **options
+                ) as response,
+            ):
                 return response.status, await read_content(response, limit, timeout_s=self.timeout_s)
 
         try:
@@ -182,38 +155,6 @@ class ServerClient:
             raise ServerError(self.base_url, phase, f"{method} {path}: {reason}") from error
         self._require_ok(status, content, method, path, phase)
         return content
-
-    @asynccontextmanager
-    async def _open(
-        self, method: str, path: str, timeout_s: float, **options: Any
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Make a request over a connection of its own; yields the answer whose body is not read yet."""
-        timeout = aiohttp.ClientTimeout(
-            sock_connect=min(timeout_s, CONNECT_TIMEOUT_S), sock_read=None if timeout_s == math.inf else timeout_s
-        )
-        async with (
-            open_session(self.base_url, self._token, ssl=self._tls, force_close=True) as session,
-            session.request(
-                method, f"{self.base_url}{path}", allow_redirects=False, timeout=timeout, **options
-            ) as response,
-        ):
-            yield response
-
-    def _answer_to(self, call: calls.Call, line: bytes) -> dict[str, Any]:
-        found = calls.CallAnswer.from_wire(read_object(line))
-        content = found.content.encode(errors="replace")
-        self._require_ok(found.status, content, call.method, call.path, call.phase)
-        return self._object(content, call.method, call.path, call.phase)
-
-    def _require_all(self, planned: Sequence[calls.Call], answers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the answers, if they end where they should: with the last call, or the first of an unmet demand."""
-        unmet = (i for i, one in enumerate(answers) if not calls.is_met(planned[i].demand, one))
-        should = next(unmet, len(planned) - 1) + 1
-        if len(answers) != should:
-            call = planned[max(min(len(answers), should) - 1, 0)]
-            counts = f"made {len(answers)} of {len(planned)} calls, and should have made {should}"
-            raise ServerError(self.base_url, call.phase, f"POST {calls.CALLS_ROUTE} {counts}")
-        return answers
 
     def _require_ok(self, status: int, content: bytes, method: str, path: str, phase: str) -> None:
         if status != HTTPStatus.OK:
@@ -322,30 +263,6 @@ async def read_content(response: aiohttp.ClientResponse, limit: int, *, timeout_
             if len(content) > limit:
                 raise ValueError(f"answered more than {limit} bytes")
     return bytes(content)
-
-
-async def _lines(response: aiohttp.ClientResponse, *, timeout_s: float, most: int) -> AsyncIterator[bytes]:
-    """Yield the lines of an answer as they come.
-
-    Raises:
-        TimeoutError: a line takes longer than `timeout_s` seconds.
-        ValueError: there are more than `most` lines, too many bytes, compressed ones, or a line that breaks off.
-    """
-    _require_uncompressed(response)
-    size, lines = 0, 0
-    while True:
-        async with asyncio.timeout(timeout_s):
-            line = await response.content.readline()
-        if not line:
-            return
-        size, lines = size + len(line), lines + 1
-        if size > MAX_ANSWER_BYTES:
-            raise ValueError(f"answered more than {MAX_ANSWER_BYTES} bytes")
-        if lines > most:
-            raise ValueError(f"answered more than {most} lines")
-        if not line.endswith(b"\n"):
-            raise ValueError("the answer breaks off")
-        yield line
 
 
 def _require_uncompressed(response: aiohttp.ClientResponse) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,9 +19,9 @@ from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.retries import RETRIES
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
-from stage2_trainer.wire.calls import Call, is_met
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout
+from stage2_trainer.wire.update_routes import START_ROUTE
 
 URL = "http://127.0.0.1:1"
 TIMEOUT_S = 60.0
@@ -63,39 +62,30 @@ class SlowServer:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.fails = True
-        self.begins = 0
+        self.versions_read = 0
         self.version = "default"
         self.left_open = 0
 
-    def in_order(self, phase: str, calls: list[Call]) -> list[dict[str, Any]]:
-        self.begins += phase == "begin"
-        self.clock.wait(retries._calls_s(TIMEOUT_S, 0))
-        answers: list[dict[str, Any]] = []
-        for call in calls:
-            self.clock.wait(TIMEOUT_S)
-            answers.append(self._answer(call))
-            if not is_met(call.demand, answers[-1]):
-                break
-        return answers
+    def weight_version(self) -> str:
+        self.clock.wait(TIMEOUT_S)
+        self.versions_read += 1
+        return self.version
 
-    def _answer(self, call: Call) -> dict[str, Any]:
-        if call.phase == "start" and self.left_open:
+    def post(self, path: str, phase: str, *, body: Any = None, timeout_s: float | None = None) -> dict[str, Any]:
+        self.clock.wait(TIMEOUT_S)
+        if path == START_ROUTE and self.left_open:
             self.left_open -= 1
             raise ServerError(URL, "start", "an update is open", status=500)
-        if call.phase == "finish" and not self.fails:
-            self.version = re.findall(r"\d+", call.body)[0]
-        return {"weight_version": self.version, "success": True}
-
-    def post(self, path: str, phase: str, *, timeout_s: float | None = None, **_: Any) -> dict[str, Any]:
-        self.clock.wait(TIMEOUT_S if phase == "push" else retries._calls_s(TIMEOUT_S))
-        return {}
+        if phase == "finish" and not self.fails:
+            self.version = body["weight_version"]
+        return {"success": True}
 
     def adapters(self) -> list[str]:
-        self.clock.wait(retries._calls_s(TIMEOUT_S))
+        self.clock.wait(TIMEOUT_S)
         return ["policy-1-aa"]
 
     def unload_adapter(self, name: str) -> None:
-        self.clock.wait(retries._calls_s(TIMEOUT_S))
+        self.clock.wait(TIMEOUT_S)
 
 
 class SlowTransfer:
@@ -107,7 +97,7 @@ class SlowTransfer:
         self.clock = clock
 
     def connect(self, client: SlowServer) -> None:
-        self.clock.wait(retries._calls_s(TIMEOUT_S) + retries.JOIN_WAITS * TIMEOUT_S)
+        self.clock.wait((1 + retries.JOIN_WAITS) * TIMEOUT_S)
 
     def send(self, packed: Any) -> None:
         self.clock.wait(TIMEOUT_S)
@@ -221,10 +211,10 @@ def test_push_to_a_server_that_is_always_late_takes_no_longer_than_the_policy_sa
     server.fails = False
     full.push(MODEL, version=1)
     # it was restarted, and another learner that has died since left an update open
-    server.version, server.left_open, server.begins, clock.now = "default", 1, 0, 0.0
+    server.version, server.left_open, server.versions_read, clock.now = "default", 1, 0, 0.0
     full.push(MODEL, version=2)
-    assert server.begins == RETRIES.opens
-    limit = RETRIES.push_s(TIMEOUT_S) - RETRIES.proofs * retries._calls_s(TIMEOUT_S)  # nothing is proved here
+    assert server.versions_read == RETRIES.opens + 1, "at each opening, and to confirm"
+    limit = RETRIES.push_s(TIMEOUT_S) - RETRIES.proofs * TIMEOUT_S  # nothing is proved here
     assert limit / 2 < clock.now <= limit
 
 
@@ -246,9 +236,9 @@ def test_all_pushes_and_waits_of_one_step_take_no_longer_than_the_policy_says(cl
 def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_says(clock: Clock) -> None:
     full, server = slow_fleet(clock)
 
-    def stand_still(phase: str, calls: Any) -> Any:
-        clock.wait(retries._calls_s(TIMEOUT_S, 0))
-        raise ServerError(URL, phase, "no answer in time")
+    def stand_still() -> str:
+        clock.wait(TIMEOUT_S)
+        raise ServerError(URL, "version", "no answer in time")
 
     def wait(error: ServerError) -> None:
         clock.wait(retries._wait_s(TIMEOUT_S))
@@ -257,7 +247,7 @@ def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_say
     server.fails = False
     rollouts = rollouts_of(Backend(0), full, wait)
     rollouts.generate(request())
-    server.in_order, clock.now = stand_still, 0.0
+    server.weight_version, clock.now = stand_still, 0.0
     with pytest.raises(ServerError, match="not healthy"):
         rollouts.sync(MODEL, global_step=4, stopwatch=Stopwatch())
     assert clock.now == RETRIES.lost_s(TIMEOUT_S)

@@ -9,7 +9,6 @@ import torch
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
 from stage2_trainer.sync.tensors.merge import HeldVersions
-from stage2_trainer.wire.calls import is_met
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.support.ports import free_port
 from tests.unit.trainer.sync.transports import ends
@@ -35,15 +34,8 @@ class Client:
             return {}
         return {"success": self.resets.pop(0) if len(self.resets) > 1 else self.resets[0]}
 
-    def in_order(self, phase, calls):
-        answers = []
-        for call in calls:
-            answers.append(
-                {"weight_version": self.version} if call.method == "GET" else self.post(call.path, call.phase)
-            )
-            if not is_met(call.demand, answers[-1]):
-                break
-        return answers
+    def weight_version(self):
+        return self.version
 
     def adapters(self):
         self.listed += 1

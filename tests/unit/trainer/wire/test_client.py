@@ -3,8 +3,10 @@
 The first of many servers that stand still would keep the others waiting.
 """
 
+import contextlib
 import pickle
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +25,7 @@ from stage2_trainer.wire import client
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, ServerError, join_errors
 from tests.support.http_server import QuietHandler, serving
+from tests.support.patience import crowding
 
 URL = "http://127.0.0.1:8000"
 
@@ -57,6 +60,24 @@ def test_status_503_counts_as_lost_server_and_others_as_refusal(answered: int, s
     with serving(Handler) as server, pytest.raises(ServerError, match=f"answered {answered}") as error:
         ServerClient(server.url, "token", timeout_s=10).get("/health", "connect")
     assert error.value.status == status
+
+
+def test_deadline_covers_whole_call() -> None:
+    patience_s = 2.0 * crowding()
+
+    class Handler(QuietHandler):
+        """Answers the head in time, and the body in time again."""
+
+        def do_GET(self) -> None:
+            time.sleep(0.7 * patience_s)  # by the clock: the sum of both is too long
+            self.send_response(200)
+            self.end_headers()
+            time.sleep(0.7 * patience_s)
+            with contextlib.suppress(ConnectionError):  # the learner has given up
+                self.wfile.write(b"{}")
+
+    with serving(Handler) as server, pytest.raises(ServerError, match="GET /weight_info: no answer in time"):
+        ServerClient(server.url, "token", timeout_s=patience_s).get("/weight_info", "version")
 
 
 COUNT = 5

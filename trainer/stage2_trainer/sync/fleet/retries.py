@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stage2_trainer.wire.client import CONNECT_TIMEOUT_S, HEALTH_TIMEOUT_S, POLL_INTERVAL_S
+from stage2_trainer.wire.client import HEALTH_TIMEOUT_S, POLL_INTERVAL_S
 
 BEGIN_CALLS, CLOSING_CALLS, FINISH_CALLS = 3, 3, 7
 """Of one server: calls that open an update, that first close one which was left open, and that close an update."""
 GREETING_CALLS = 6
 """To one server that is back, before it takes part again."""
-CALLS_AFTER_RESET = 5
-"""Those of closing an update that are made again while a cache is not free."""
+RESETS = 2
+"""What a cache that is not free adds: the time for which its reset is repeated, and the last of these calls."""
 ADAPTER_CALLS = 2
 """The list of a server's adapters, and one that it forgets. Each more that an earlier learner left costs another."""
 JOIN_WAITS = 2
@@ -57,25 +57,26 @@ class Retries:
     def push_s(self, timeout_s: float, *, buckets: int = 1) -> float:
         """Return the seconds of one push with its proof, at most, over TCP to servers that are all sent the same.
 
-        It is the sum of what each wait may last if the server answers each time at the last moment. Servers are called
-        at once, so their number does not count; what the learner computes, and the lookup of names, are left out.
+        It is the sum of what each wait may last if the server answers each time at the last moment: a call takes
+        `timeout_s` at most, from its connection to the end of its answer. Servers are called at once, so their number
+        does not count; what the learner computes, and the lookup of names, are left out.
 
         timeout_s: `vllm.server.timeout_s`. buckets: those of the push; a bucket has 512 MiB.
         """
-        connect = _calls_s(timeout_s) + JOIN_WAITS * timeout_s
-        begin = self.opens * _calls_s(timeout_s, BEGIN_CALLS) + CLOSING_CALLS * _calls_s(timeout_s)
-        folder = _calls_s(timeout_s)
-        send = (buckets + 1) * timeout_s + ANSWER_GRACE_S
-        finish = _calls_s(timeout_s, FINISH_CALLS) + timeout_s + _calls_s(timeout_s, CALLS_AFTER_RESET)
-        adapters = ADAPTER_CALLS * _calls_s(timeout_s)
-        return self.opens * connect + begin + folder + send + finish + adapters + self.proofs * _calls_s(timeout_s)
+        connect = 1 + JOIN_WAITS
+        begin = self.opens - 1 + BEGIN_CALLS + CLOSING_CALLS  # an update that is opened again has taken one call
+        folder = 1
+        send = buckets + 1
+        finish = FINISH_CALLS + RESETS + ADAPTER_CALLS
+        waits = self.opens * connect + begin + folder + send + finish + self.proofs
+        return waits * timeout_s + ANSWER_GRACE_S
 
     def lost_s(self, timeout_s: float) -> float:
         """Return the seconds after which a run ends whose only server stands still from a push on, at most.
 
         The push misses its first wait; the other attempts are waits in vain.
         """
-        return _calls_s(timeout_s, 0) + (self.attempts - 1) * _wait_s(timeout_s)
+        return timeout_s + (self.attempts - 1) * _wait_s(timeout_s)
 
     def at_most_s(self, timeout_s: float, *, buckets: int = 1, servers: int = 1) -> float:
         """Return the seconds of all pushes of one step and of the waits between them, at most; see `push_s`.
@@ -83,7 +84,7 @@ class Retries:
         Only servers that are always as slow as they may be, and fail at the end of each push, take as long.
         """
         waits = self.requests * (self.attempts - 1) + sum(range(self.requests))
-        greeting = servers * GREETING_CALLS * _calls_s(timeout_s)
+        greeting = servers * GREETING_CALLS * timeout_s
         return self.pushes * self.push_s(timeout_s, buckets=buckets) + waits * (_wait_s(timeout_s) + greeting)
 
 
@@ -92,9 +93,4 @@ RETRIES = Retries()
 
 def _wait_s(timeout_s: float) -> float:
     """Return the seconds of one wait for servers, at most: a check may begin just before its end."""
-    return timeout_s + POLL_INTERVAL_S + _calls_s(HEALTH_TIMEOUT_S)
-
-
-def _calls_s(timeout_s: float, calls: int = 1) -> float:
-    """Return the seconds of one request that makes so many calls, at most: connection, first byte, each answer."""
-    return min(timeout_s, CONNECT_TIMEOUT_S) + (calls + 1) * timeout_s
+    return timeout_s + POLL_INTERVAL_S + HEALTH_TIMEOUT_S

@@ -26,22 +26,26 @@ from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
 from stage2_trainer.sync.transports.transfer import TcpTransfer, WeightTransfer
-from stage2_trainer.wire.calls import Call
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
 from stage2_trainer.wire.requests import RolloutRequest, Sampling
+from stage2_trainer.wire.update_routes import (
+    FINISH_ROUTE,
+    PAUSE_ROUTE,
+    RESET_AFTER_VISION,
+    RESET_PREFIX_CACHE,
+    RESUME_ROUTE,
+    START_ROUTE,
+    UPDATE_ROUTE,
+)
 
 logger = logging.getLogger(__name__)
 
 FRESH = "default"  # the version of a server that was never given weights
 UNFINISHED = "unfinished"  # the version of a server that may hold a part of an update
-UPDATE_ROUTE = "/update_weights"
-START_ROUTE, FINISH_ROUTE, VERSION_ROUTE = "/start_weight_update", "/finish_weight_update", "/weight_info"
 START, DIGEST_PHASE, RESET, CONFIRM = "start", "compare digests", "reset caches", "confirm"
-RESET_PREFIX_CACHE = "/reset_prefix_cache"
 RESET_INTERVAL_S = 0.02
-RESET_AFTER_VISION = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
 def close_update(client: ServerClient) -> None:
@@ -95,26 +99,21 @@ class ServerSession:
 
     def _open(self) -> bool:
         """Open an update, unless the server reports an unexpected version; returns whether it is open."""
-        known = {} if self._version is None else {"weight_version": str(self._version)}
-        calls = [
-            Call("version", VERSION_ROUTE, method="GET", demand=known),
-            Call("pause", "/pause?mode=abort&clear_cache=false"),
-            Call(START, START_ROUTE),
-        ]
+        version = self.client.weight_version()
+        if self._version is None:
+            self.holds_base = version == FRESH
+        elif version != str(self._version):
+            return False
+        self.client.post(f"{PAUSE_ROUTE}?mode=abort&clear_cache=false", "pause")
         try:
-            answers = self.client.in_order("begin", calls)
+            self.client.post(START_ROUTE, START)
         except ServerError as error:
-            if error.phase != START:
-                raise
             # A learner that died between start and finish leaves its update open; close it, and open ours.
             logger.warning("%s; closing the update that an earlier learner left open", error)
             close_update(self.client)
             self.client.post(START_ROUTE, START)
             self.holds_base = False
-            return True
-        if self._version is None:
-            self.holds_base = answers[0].get("weight_version") == FRESH
-        return len(answers) == len(calls)
+        return True
 
     def compare_folder(self, location: MergeLocation, weights: WeightSource) -> None:
         """Compare the server's model folder with the learner's base weights. Raises as `MergeLocation`'s."""
@@ -149,32 +148,33 @@ class ServerSession:
         Raises:
             ServerError: the server does not hold the version, or has loaded other weights.
         """
-        compare = [] if expected is None else [Call(DIGEST_PHASE, UPDATE_ROUTE, self._in_this_group(expected))]
-        finish = Call("finish", FINISH_ROUTE, json.dumps({"weight_version": str(version)}))
-        resume = [Call("resume", "/resume"), Call(CONFIRM, VERSION_ROUTE, method="GET")]
-        calls = [*compare, finish, *_resets(vision_moved=vision_moved), *resume]
-        found = self._call_all(calls).get("weight_version")
+        if expected is not None:
+            self.client.post(UPDATE_ROUTE, DIGEST_PHASE, body=self._in_this_group(expected))
+        self.client.post(FINISH_ROUTE, "finish", body={"weight_version": str(version)})
+        self._reset_prefix_cache()
+        for route in RESET_AFTER_VISION if vision_moved else ():
+            self.client.post(route, RESET)
+        self.client.post(RESUME_ROUTE, "resume")
+        found = self.client.weight_version()
         if found != str(version):
             raise ServerError(self.client.base_url, CONFIRM, f"reports weight version {found!r} instead of {version}")
         self._version = version
 
-    def _call_all(self, calls: Sequence[Call]) -> dict[str, Any]:
-        """Make calls, repeating the prefix cache's reset until it succeeds; returns the last call's answer.
+    def _reset_prefix_cache(self) -> None:
+        """Reset the prefix cache, again and again until it succeeds.
 
         vLLM keeps the attention cache of older weights while an aborted request still holds it.
         """
         deadline: float | None = None
-        while len(answers := self.client.in_order("finish", calls)) < len(calls):
-            calls = calls[len(answers) - 1 :]
+        while self.client.post(RESET_PREFIX_CACHE, RESET).get("success") is not True:
             deadline = deadline or time.monotonic() + self.client.timeout_s  # from the first failure
             if time.monotonic() > deadline:
                 detail = (
-                    f"POST {calls[0].path} did not succeed within {self.client.timeout_s:g} s: requests of another"
+                    f"POST {RESET_PREFIX_CACHE} did not succeed within {self.client.timeout_s:g} s: requests of another"
                     " client hold the cache, and answers would come from older weights; let nobody else use this server"
                 )
-                raise ServerError(self.client.base_url, calls[0].phase, detail)
+                raise ServerError(self.client.base_url, RESET, detail)
             time.sleep(RESET_INTERVAL_S)
-        return answers[-1]
 
     def use_adapter(self, name: str) -> None:
         """Make the server load the adapter that it was sent, by asking it for one token, and drop all others."""
@@ -212,12 +212,6 @@ class ServerSession:
         self.connected = False
         self._version = None
         self._adapters = None
-
-
-def _resets(*, vision_moved: bool) -> list[Call]:
-    """Return the calls that drop what was computed with older weights."""
-    prefix = Call(RESET, RESET_PREFIX_CACHE, demand={"success": True})
-    return [prefix, *(Call(RESET, route) for route in (RESET_AFTER_VISION if vision_moved else ()))]
 
 
 class Update:

@@ -30,7 +30,6 @@ from stage2_trainer.wire.keep_alive import enable_keep_alive
 
 Bytes = bytes | bytearray | memoryview
 
-INIT_ROUTE = "/init_weight_transfer_engine"
 INIT_PHASE = "connect"
 LEARNER_RANK = 0
 _MEMBER = struct.Struct("!16sI")

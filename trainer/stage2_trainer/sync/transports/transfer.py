@@ -27,7 +27,6 @@ from stage2_api.vllm import Transport
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.transports.link import (
     INIT_PHASE,
-    INIT_ROUTE,
     LEARNER_RANK,
     GroupInfo,
     Link,
@@ -39,6 +38,7 @@ from stage2_trainer.sync.transports.link import (
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.credentials import host_and_port, required_certificate
 from stage2_trainer.wire.errors import LinkError, ServerError
+from stage2_trainer.wire.update_routes import INIT_ROUTE
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
@@ -17,33 +16,13 @@ from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_trainer.sync.tensors.announcement import FOLDER_ROUTE
 from stage2_trainer.sync.tensors.model_folder import folder_digests
 from stage2_trainer.sync.vllm.vllm_compat import engine_words
-from stage2_trainer.wire.calls import CALLS_ROUTE, Call, CallAnswer, calls_from_json, is_met
 from stage2_trainer.wire.identity import ENGINE, IDENTITY_ROUTE, describe
-
-logger = logging.getLogger(__name__)
+from stage2_trainer.wire.update_routes import INIT_ROUTE, UPDATE_ROUTES
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-INIT_ROUTE = "/init_weight_transfer_engine"
-UPDATE_ROUTES = frozenset(
-    {
-        INIT_ROUTE,
-        "/pause",
-        "/start_weight_update",
-        "/update_weights",
-        "/finish_weight_update",
-        "/reset_prefix_cache",
-        "/reset_mm_cache",
-        "/reset_encoder_cache",
-        "/resume",
-    }
-)
-BATCHED_ROUTES = UPDATE_ROUTES | {"/weight_info"}
-FORWARDED_HEADERS = frozenset({b"host", b"authorization"})
-INCOMPLETE = CallAnswer(HTTPStatus.INTERNAL_SERVER_ERROR, "the answer breaks off")
 
 DEFAULT_PATIENCE_S = 480.0  # before a group was formed: twice the default of `vllm.server.timeout_s`
 LOADING_S = 120.0  # to load what had arrived
@@ -54,7 +33,7 @@ STOPPED = {"error": "this server was asked to stop"}
 
 
 class Stage2Routes:
-    """The middleware that answers stage2's own routes: the server's identity, its folder's digests, batched calls.
+    """The middleware that answers stage2's own routes: the server's identity, and its folder's digests.
 
     When the server is asked to stop, it answers 503 to the requests that it drops. uvicorn, and vLLM once its engine
     has ended, answer 500, which a learner takes for a refusal.
@@ -172,70 +151,10 @@ async def _folder_digests(scope: Scope, receive: Receive, send: Send) -> None:
     await send_json(send, HTTPStatus.OK, {"digests": found})
 
 
-async def _batched_calls(scope: Scope, receive: Receive, send: Send) -> None:
-    """POST /stage2/calls: several calls of the server's own routes, in order (`wire.calls`).
-
-    Each call goes through the whole application, as if it had come by itself: the guard, the watch, and the server's
-    own error handling. Each answer is sent at once, so the learner's deadline applies to each call. No call begins once
-    the learner has hung up: it might close what another learner has opened.
-    """
-    try:
-        calls = calls_from_json(await read_body(receive))
-    except ValueError as error:
-        await send_json(send, HTTPStatus.BAD_REQUEST, {"error": str(error)})
-        return
-    if refused := [call.path for call in calls if call.route not in BATCHED_ROUTES]:
-        advice = {"error": f"{refused[0]} is no route of an update: call it by itself"}
-        await send_json(send, HTTPStatus.BAD_REQUEST, advice)
-        return
-    headers = [(b"content-type", b"application/x-ndjson")]
-    await send({"type": "http.response.start", "status": int(HTTPStatus.OK), "headers": headers})
-    hung_up = asyncio.ensure_future(receive())
-    try:
-        for call in calls:
-            if hung_up.done():
-                break
-            answer = await _call(scope, call, hung_up)
-            await send({"type": "http.response.body", "body": answer.to_line(), "more_body": True})
-            if answer.status != HTTPStatus.OK or not is_met(call.demand, answer.value()):
-                break
-    finally:
-        hung_up.cancel()
-    await send({"type": "http.response.body", "body": b""})
-
-
 ROUTES: dict[str, tuple[str, Callable[[Scope, Receive, Send], Awaitable[None]]]] = {
     IDENTITY_ROUTE: ("GET", _identity),
     FOLDER_ROUTE: ("POST", _folder_digests),
-    CALLS_ROUTE: ("POST", _batched_calls),
 }
-
-
-async def _call(scope: Scope, call: Call, hung_up: asyncio.Future[Any]) -> CallAnswer:
-    """Make one call through the whole application, and return its answer."""
-    body = call.body.encode()
-    status, content, more = int(HTTPStatus.INTERNAL_SERVER_ERROR), bytearray(), True
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        nonlocal status, more
-        status = message.get("status", status)
-        content.extend(message.get("body", b""))
-        if message["type"] == "http.response.body":
-            more = message.get("more_body", False)
-
-    try:
-        await scope["app"](_scope_for(scope, call, len(body)), _replay(body, hung_up), send)
-    except Exception:  # the application has answered it, and passes it on to be logged
-        logger.exception("%s %s", call.method, call.path)
-    return INCOMPLETE if more else CallAnswer(status, content.decode(errors="replace"))
-
-
-def _scope_for(scope: Scope, call: Call, length: int) -> Scope:
-    path, _, query = call.path.partition("?")
-    headers = [header for header in scope["headers"] if header[0] in FORWARDED_HEADERS]
-    headers += [(b"content-type", b"application/json"), (b"content-length", str(length).encode())]
-    request = {"method": call.method, "path": path, "raw_path": path.encode(), "query_string": query.encode()}
-    return {**scope, **request, "headers": headers}
 
 
 def _replay(body: bytes, hung_up: asyncio.Future[Any]) -> Receive:
