@@ -42,10 +42,10 @@ def off_by(own, mean, *, tail=0.0, of=6):
 
 
 def test_gap_within_rounding_passes_proof(own):
-    (report,) = judge({"server a:1": off_by(own, 0.02)}, own, None, tolerance=TOLERANCE)
-    assert report.server == "server a:1"
-    assert report.gap.mean == pytest.approx(0.02, rel=1e-4)
-    assert report.gap.tokens == TOKENS
+    ((server, gap),) = judge({"server a:1": off_by(own, 0.02)}, own, None, tolerance=TOLERANCE).items()
+    assert server == "server a:1"
+    assert gap.mean == pytest.approx(0.02, rel=1e-4)
+    assert gap.tokens == TOKENS
 
 
 def test_single_outlier_token_passes_proof(own):
@@ -193,9 +193,9 @@ def test_wrong_tensor_fails_calibrated_proof(tiny, probe):
 def test_doubt_cleared_by_second_answer_passes_proof(tiny, probe, caplog):
     server = Server(tiny, probe, IN_DOUBT)
     with caplog.at_level(logging.INFO):
-        (report,) = ProofSchedule(probe, every=0).prove(tiny, server, step=1)
+        (gap,) = ProofSchedule(probe, every=0).prove(tiny, server, step=1).values()
     assert server.asked == 2
-    assert report.gap.mean == 0
+    assert gap.mean == 0
     assert "not yet proved, attempt 1 of 2" in caplog.text
     assert "proved: server a" in caplog.text
 
@@ -203,9 +203,9 @@ def test_doubt_cleared_by_second_answer_passes_proof(tiny, probe, caplog):
 def test_unresolved_doubt_continues_run_and_next_sync_is_proved(tiny, probe):
     server = Server(tiny, probe, IN_DOUBT, IN_DOUBT)
     schedule = ProofSchedule(probe, every=0)
-    assert schedule.prove(tiny, server, step=1) == []
+    assert schedule.prove(tiny, server, step=1) == {}
     assert len(schedule.prove(tiny, server, step=1)) == 1
-    assert schedule.prove(tiny, server, step=1) == []  # not asked any more: the first sync is proved, and every=0
+    assert schedule.prove(tiny, server, step=1) == {}  # not asked any more: the first sync is proved, and every=0
     assert server.asked == 3
 
 
@@ -261,8 +261,8 @@ def test_proof_ignores_image_placeholder_tokens_of_server(tiny, probe):
     schedule = ProofSchedule(asked, every=0)
     schedule.probe = Probe([], model_inputs)  # this text-only prompt has no pixels for its placeholders
     answers = {"server a": lambda: learner_logprobs(tiny, model_inputs) + off}
-    (report,) = schedule.prove(tiny, lambda: answers, step=1)
-    assert report.gap.tokens == types.shape[1] - 1 - 40
+    (gap,) = schedule.prove(tiny, lambda: answers, step=1).values()
+    assert gap.tokens == types.shape[1] - 1 - 40
 
 
 def test_scoring_in_chunks_equals_scoring_at_once(tiny, probe, monkeypatch):

@@ -134,8 +134,8 @@ class ProofSchedule:
         """Prove the next push, whenever the last proof was."""
         self._due = True
 
-    def prove(self, model: nn.Module, ask: Callable[[], Answers], *, step: int) -> list[ProbeReport]:
-        """Prove the push that just ended if it is due; the reports are empty if not, and where a doubt is left.
+    def prove(self, model: nn.Module, ask: Callable[[], Answers], *, step: int) -> Gaps:
+        """Prove the push that just ended if it is due; there are no gaps if it is not, and where a doubt is left.
 
         step: the optimizer step of its weights. ask: starts to ask every server.
 
@@ -145,32 +145,32 @@ class ProofSchedule:
         """
         self._unproved += 1
         if not self._due and not (self._every and self._unproved >= self._every):
-            return []
+            return {}
         self._due = True
-        reports = self._try(model, ask)
-        self._due = not reports
-        if reports:
+        gaps = self._try(model, ask)
+        self._due = not gaps
+        if gaps:
             self._unproved = 0
             self._proved.step = step
-        return reports
+        return gaps
 
-    def _try(self, model: nn.Module, ask: Callable[[], Answers]) -> list[ProbeReport]:
+    def _try(self, model: nn.Module, ask: Callable[[], Answers]) -> Gaps:
         for attempt in range(1, self._attempts + 1):
             waiting = ask()
             own = self._computed(learner_logprobs, model)
             self._tolerance = self._tolerance or self._calibrated(model, own)
             answers = {server: answer()[self._text] for server, answer in waiting.items()}
             try:
-                reports = judge(answers, own, self._previous, tolerance=self._tolerance)
+                gaps = judge(answers, own, self._previous, tolerance=self._tolerance)
             except DoubtfulProof as doubt:
                 logger.warning("not yet proved, attempt %d of %d: %s", attempt, self._attempts, doubt)
                 continue
             self._previous = own
-            self.gap = max(report.gap.mean for report in reports)
-            for report in reports:
-                logger.info("proved: %s has the learner's log-probabilities, to %s", report.server, report.gap)
-            return reports
-        return []
+            self.gap = max(gap.mean for gap in gaps.values())
+            for server, gap in gaps.items():
+                logger.info("proved: %s has the learner's log-probabilities, to %s", server, gap)
+            return gaps
+        return {}
 
     def _calibrated(self, model: nn.Module, own: Tensor) -> float:
         """Return the tolerance of a model, from what rounding does to its own log-probabilities."""
@@ -232,17 +232,11 @@ class Gap:
         return f"{self.mean:.2g} in the mean and {self.tail:.2g} at the 99th percentile of {self.tokens} tokens"
 
 
-@dataclass(frozen=True)
-class ProbeReport:
-    """The distance between a server and the learner, over a probe's text tokens."""
-
-    server: str
-    gap: Gap
+Gaps = Mapping[str, Gap]
+"""The distance between each server and the learner over a probe's text tokens, by the server's name."""
 
 
-def judge(
-    answers: Mapping[str, Tensor], own: Tensor, previous: Tensor | None, *, tolerance: float
-) -> list[ProbeReport]:
+def judge(answers: Mapping[str, Tensor], own: Tensor, previous: Tensor | None, *, tolerance: float) -> Gaps:
     """Compare each server's log-probabilities of a probe's text tokens with the learner's, now and before.
 
     answers: by server, each of shape (tokens,). own, previous: the learner's now, and at the last proof.
@@ -263,7 +257,7 @@ def judge(
     doubtful = [f"{gap} on {server}" for server, gap in gaps.items() if gap.exceeds(tolerance)]
     if doubtful:
         raise DoubtfulProof(f"{_differ(doubtful, tolerance)}: {DOUBTED}")
-    return [ProbeReport(server, gap) for server, gap in gaps.items()]
+    return gaps
 
 
 def _stale(answer: Tensor, own: Tensor, previous: Tensor | None, tolerance: float) -> str:

@@ -16,7 +16,6 @@ from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.transports.link import GroupInfo, Link, abort_all
 from stage2_trainer.sync.transports.nccl_group import (
     UNIQUE_ID_BYTES,
-    Communicator,
     NcclCommunicator,
     NcclGroup,
     OneGroup,
@@ -27,7 +26,7 @@ from stage2_trainer.wire.errors import LinkError, ServerError
 
 logger = logging.getLogger(__name__)
 
-CreateCommunicator = Callable[[torch.device], Communicator]
+CreateCommunicator = Callable[[torch.device], NcclCommunicator]
 
 
 class NcclTransfer(WeightTransfer):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 
@@ -32,33 +32,11 @@ ABORT_TIMEOUT_S = 30.0
 GROUP_ENDED = "the group of all servers was left"
 
 
-class Communicator(Protocol):
-    """The calls of NCCL that a group needs; each blocks for as long as the other members let it."""
-
-    def new_unique_id(self) -> bytes:
-        """Return the id of a new group; the learner creates it."""
-        ...
-
-    def open(self, unique_id: bytes, rank: int, world_size: int) -> None:
-        """Enter the group; returns when all members have. Raises RuntimeError."""
-        ...
-
-    def broadcast(self, buffer: torch.Tensor, ready: Any) -> None:
-        """Send `buffer` from rank 0 to all others; returns when it is sent, or filled. Raises RuntimeError.
-
-        ready: a CUDA event to wait for before; None = nothing to wait for.
-        """
-        ...
-
-    def abort(self) -> None:
-        """End the group and its calls under way; any thread may call it."""
-        ...
-
-
 class NcclCommunicator:
     """NCCL on this process's GPU, with a CUDA stream of its own, by vLLM's wrapper of the library.
 
-    The wrapper is imported here: it loads only where NCCL runs.
+    Each call blocks for as long as the other members let it. The wrapper is imported here: it loads only where NCCL
+    runs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -73,10 +51,12 @@ class NcclCommunicator:
         self._aborted = False
 
     def new_unique_id(self) -> bytes:
+        """Return the id of a new group; the learner creates it."""
         unique_id = self._library.ncclGetUniqueId()
         return ctypes.string_at(ctypes.addressof(unique_id), UNIQUE_ID_BYTES)
 
     def open(self, unique_id: bytes, rank: int, world_size: int) -> None:
+        """Enter the group; returns when all members have. Raises RuntimeError."""
         with torch.cuda.device(self._device):
             self._rank = rank
             shared = self._library.unique_id_from_bytes(unique_id)
@@ -85,6 +65,10 @@ class NcclCommunicator:
                 self.abort()
 
     def broadcast(self, buffer: torch.Tensor, ready: Any) -> None:
+        """Send `buffer` from rank 0 to all others; returns when it is sent, or filled. Raises RuntimeError.
+
+        ready: a CUDA event to wait for before; None = nothing to wait for.
+        """
         if self._communicator is None:
             raise RuntimeError("the group was left")
         with torch.cuda.device(self._device):
@@ -103,6 +87,7 @@ class NcclCommunicator:
             self._stream.synchronize()
 
     def abort(self) -> None:
+        """End the group and its calls under way; any thread may call it."""
         self._aborted = True
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
@@ -113,14 +98,14 @@ class NcclCommunicator:
 class NcclGroup:
     """A member of a group. links: to the members whose end is the end of the group."""
 
-    def __init__(self, communicator: Communicator, links: Sequence[Link], timeout_s: float) -> None:
+    def __init__(self, communicator: NcclCommunicator, links: Sequence[Link], timeout_s: float) -> None:
         self._communicator = communicator
         self._links = links
         self._timeout_s = timeout_s
         self._named_links = False
 
     @classmethod
-    def create(cls, communicator: Communicator, links: Sequence[Link], timeout_s: float) -> Self:
+    def create(cls, communicator: NcclCommunicator, links: Sequence[Link], timeout_s: float) -> Self:
         """Return a new group of the learner and the workers at the other ends of `links`, once all have entered it.
 
         Raises:
@@ -196,7 +181,7 @@ class OneGroup:
     communicator: creates NCCL's side. timeout_s: seconds that forming the group, or sending a bucket, may take.
     """
 
-    def __init__(self, servers: int, *, communicator: Callable[[], Communicator], timeout_s: float) -> None:
+    def __init__(self, servers: int, *, communicator: Callable[[], NcclCommunicator], timeout_s: float) -> None:
         self._servers = servers
         self._communicator = communicator
         self._timeout_s = timeout_s

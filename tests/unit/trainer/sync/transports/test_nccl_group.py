@@ -149,7 +149,7 @@ def test_nccl_unique_id_has_expected_size_and_bytes_map_to_uint8():
     assert ncclDataTypeEnum.from_torch(torch.uint8) == ncclDataTypeEnum.ncclUint8
 
 
-def test_nccl_communicator_matches_interface_and_imports_without_gpu():
+def test_stand_in_takes_what_nccl_communicator_takes():
     for call in ("new_unique_id", "open", "broadcast", "abort"):
-        promised = inspect.signature(getattr(nccl_group.Communicator, call))
-        assert inspect.signature(getattr(nccl_group.NcclCommunicator, call)) == promised
+        takes = inspect.signature(getattr(nccl_group.NcclCommunicator, call)).parameters
+        assert list(inspect.signature(getattr(SocketCommunicator, call)).parameters) == list(takes)
