@@ -26,6 +26,7 @@ Sorting = Literal["reading", "file"]
 Reference = Literal["auto", "shown", "raw"]
 Split = Literal["box", "largest", "drop"]
 Units = Literal["pixels", "shares"]
+ChatUnits = Literal["pixels", "shares", "thousandths"]
 
 Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")]
 Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
@@ -145,6 +146,75 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     what = HubChoice(boxes, split, numbered, image, objects, units)
     choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
     _write(lambda tally: read_hub(source, what, tally, outlines=geometry == "poly"), output, choice)
+
+
+@imports.command()
+def labelme(  # noqa: PLR0913 - one parameter for each option
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of LabelMe's JSON files and images.")],
+    output: Output,
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+    exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
+) -> None:
+    """Import LabelMe's JSON files, one for each image; an image inside its file is written beside the data file."""
+    from stage2_trainer.prepare.labelme import read_labelme
+
+    _require_folder("FOLDER", folder)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
+    _write(lambda tally: read_labelme(folder, tally), output, choice)
+
+
+@imports.command()
+def labelstudio(  # noqa: PLR0913 - one parameter for each option
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Label Studio's export, JSON or JSON-MIN.")],
+    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
+    output: Output,
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+    exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
+) -> None:
+    """Import a Label Studio export: boxes, polygons and ellipses of each task's latest annotation."""
+    from stage2_trainer.prepare.label_studio import read_label_studio
+
+    _require_folder("--images", images)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
+    _write(lambda tally: read_label_studio(file, images, tally), output, choice)
+
+
+@imports.command()
+def chat(  # noqa: PLR0913 - one parameter for each option
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines, or one list, of ms-swift or Qwen-VL.")],
+    images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
+    output: Output,
+    units: Annotated[
+        ChatUnits | None,
+        typer.Option(
+            help="Units of bbox_2d in answers: pixels (Qwen2.5-VL), or thousandths of the sides, 0 to 1000 (Qwen3-VL). "
+            "ms-swift's objects name their own."
+        ),
+    ] = None,
+    geometry: Geometry = "bbox",
+    order: Order = "reading",
+    classes: Classes = None,
+    limit: Limit = None,
+    max_objects: MaxObjects = None,
+    exif: Exif = "auto",
+    split_objects: SplitObjects = "box",
+) -> None:
+    """Import grounding data in the form of a chat: ms-swift's objects, or Qwen-VL's answers with bbox_2d."""
+    from stage2_trainer.prepare.chat import read_chat
+
+    _require_folder("--images", images)
+    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
+    _write(lambda tally: read_chat(file, images, tally, units=units), output, choice)
 
 
 def _choice(

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from stage2_api.errors import refused
 from stage2_report.terminal import Terminal
+from stage2_trainer.prepare.formats import data_file, import_words
 from stage2_trainer.prepare.project_request import HELD_OUT, NEXT_STEPS, PAGE, TRAINED, ProjectRequest
 
-_KINDS = "a data file (.jsonl), COCO's file (.json), or a folder with data.yaml (YOLO), one .json (COCO) or .xml (VOC)"
 _BOXES = "runs/boxes"
 _SIGNALLED = 128  # a shell's exit code for a process that a signal ended, without the signal's number
 
@@ -70,13 +69,10 @@ def train(request: ProjectRequest, changes: Sequence[str] = ()) -> int:
 def _first_steps(request: ProjectRequest) -> Iterator[Step]:
     """Yield the steps that create the project. Raises ConfigError for data that no import reads."""
     here, output = Path.cwd(), request.output
-    data, images = request.data, request.images
-    found = _annotations(data, images)
-    if isinstance(found, Path):
-        data = found
-    else:
+    data, images = data_file(request.data), request.images
+    if words := import_words(request.data, images):
         data = output.with_name(f"{output.name}.jsonl")
-        yield Step(("import", *found, "--output", str(data)), here, data.absolute())
+        yield Step(("import", *words, "--output", str(data)), here, data.absolute())
         images = images or (request.data if request.data.is_dir() else request.data.parent,)
     options = [("--data", data), ("--val-data", request.held_out), *(("--images", one) for one in images)]
     given = (word for option, value in options if value is not None for word in (option, str(value)))
@@ -94,28 +90,6 @@ def _later_steps(project: Path, changes: Sequence[str]) -> Iterator[Step]:
     picture = _held_out_picture(project / HELD_OUT)
     if picture is not None:
         yield Step(("infer", TRAINED, picture, "--output", _BOXES), project, project / _BOXES)
-
-
-def _annotations(data: Path, images: Sequence[Path]) -> Path | tuple[str, ...]:
-    """Return a data file, or the words by which `stage2 import` reads annotations. Raises ConfigError."""
-    file = data
-    if data.is_dir():
-        files = {suffix: sorted(data.glob(f"*{suffix}")) for suffix in (".jsonl", ".json", ".xml")}
-        if (data / "data.yaml").is_file():
-            return "yolo", str(data)
-        if files[".xml"] or (data / "Annotations").is_dir():
-            return "voc", str(data)
-        one = [found[0] for found in (files[".jsonl"], files[".json"]) if len(found) == 1]
-        file = one[0] if one else data
-    if file.is_file() and file.suffix == ".jsonl":
-        return file
-    if file.is_file() and file.suffix in (".yaml", ".yml"):
-        return "yolo", str(file)
-    if file.is_file() and file.suffix == ".json":
-        return "coco", "--annotations", str(file), "--images", str(images[0] if images else file.parent)
-    raise refused(
-        "--data", str(data), f"must be {_KINDS}", "`stage2 import` reads other forms: give the file it writes"
-    )
 
 
 def _held_out_picture(records: Path) -> str | None:

@@ -51,6 +51,9 @@ WALK = [
     ("import coco --annotations coco.json --images shapes/images --output coco.jsonl", 0, "1 record, 1 object"),
     ("import yolo yolo --output yolo.jsonl", 0, "1 record, 1 object"),
     ("import voc voc --output voc.jsonl --geometry poly", 0, "1 record, 1 object"),
+    ("import labelme labelme --output labelme.jsonl", 0, "1 record, 1 object"),
+    ("import labelstudio studio.json --images shapes/images --output studio.jsonl", 0, "1 record, 1 object"),
+    ("import chat chat.jsonl --images shapes/images --output chat-records.jsonl", 0, "1 record, 1 object"),
     ("import hf shapes --boxes coco --output hf.jsonl", 69, f"needs datasets, which is not installed: {TRAINER}"),
     (f"init --data lost.jsonl --model {MODEL} --output new", 64, "must be a data file"),
     (f"init --data {HELD_OUT} --model {MODEL} --gpus 0 --output new", 69, TRAINER),
@@ -120,6 +123,9 @@ def place(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     first = {"id": 1, "file_name": "train-00000.png", "width": 96, "height": 96}
     box = {"id": 1, "image_id": 1, "category_id": 1, "bbox": [10, 10, 40, 50], "iscrowd": 0}
     document = {"images": [first], "annotations": [box], "categories": [{"id": 1, "name": "shape"}]}
+    shape = {"label": "shape", "shape_type": "rectangle", "points": [[10, 10], [50, 60]]}
+    region = {"value": {"x": 10, "y": 10, "width": 40, "height": 50, "rectanglelabels": ["shape"]}}
+    boxes = {"ref": ["shape"], "bbox": [[10, 10, 50, 60]]}
     asked = {"event": "rollout", "part": "held-out", "step": 0, "width": 96, "height": 96, "ground_truth": []}
     answer = asked | {"image": "shapes/images/held-out-00000.png", "text": "{}", "finish_reason": "stop"}
     answers = [answer | {"sample_id": f"held-out.jsonl:{line}", "record_index": line - 1} for line in (1, 2)]
@@ -134,14 +140,19 @@ def place(commands: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "yolo/data.yaml": "path: .\ntrain: images\nnames: [shape]\n",
         "yolo/labels/train-00000.txt": "0 0.5 0.5 0.25 0.25\n",
         "voc/Annotations/train-00000.xml": XML,
+        "labelme/train-00000.json": json.dumps({"imagePath": "train-00000.png", "shapes": [shape]}),
+        "studio.json": json.dumps(
+            [{"id": 1, "data": {"image": "train-00000.png"}, "annotations": [{"result": [region]}]}]
+        ),
+        "chat.jsonl": json.dumps({"messages": [], "images": ["train-00000.png"], "objects": boxes}) + "\n",
         "run/stage2_log.jsonl": "".join(json.dumps(line) + "\n" for line in log),
         "run/rollouts.jsonl": "".join(json.dumps(line) + "\n" for line in answers),
     }
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    for name in ("yolo/images", "voc/JPEGImages"):
-        (folder / name).mkdir()
+    for name in ("yolo/images", "voc/JPEGImages", "labelme"):
+        (folder / name).mkdir(exist_ok=True)
         shutil.copy(folder / "shapes/images/train-00000.png", folder / name)
     (folder / "token").write_text("secret")
     return folder

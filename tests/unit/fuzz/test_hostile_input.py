@@ -10,6 +10,7 @@ import copy
 import io
 import json
 import os
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,11 @@ from stage2_api.pod.report import LearnerReport, read_report
 from stage2_cli.config_files import load_documents
 from stage2_controller.job import template_rules
 from stage2_trainer.data.images import ImageError, load_image
-from stage2_trainer.data.records import AS_DECLARED, Line, Record
+from stage2_trainer.data.records import AS_DECLARED, Line, Record, load_records
+from stage2_trainer.prepare import chat, coco, label_studio, labelme
+from stage2_trainer.prepare.annotations import AnnotatedSet, Tally
+from stage2_trainer.prepare.formats import import_words
+from stage2_trainer.prepare.record_writer import NothingKept, RecordChoice, write_records
 from stage2_trainer.wire.chat import Answer, read_answer
 from stage2_trainer.wire.client import read_object
 from tests.unit.api.wrong_jobs import good_job
@@ -43,6 +48,48 @@ ANSWER = {
     "object": "chat.completion",
     "prompt_token_ids": [1, 2],
     "choices": [{"message": {"content": "{}"}, "token_ids": [3], "finish_reason": "stop"}],
+}
+BOX = {"x": 10, "y": 10, "width": 50, "height": 40, "rotation": 5, "rectanglelabels": ["cat"]}
+ANNOTATIONS: dict[str, Any] = {
+    "coco": {
+        "images": [{"id": 1, "file_name": "a.png", "coco_url": "http://x/y/a.png", "neg_category_ids": [1]}],
+        "annotations": [{"id": 1, "image_id": 1, "category_id": 1, "bbox": [1, 2, 30, 40]}],
+        "categories": [{"id": 1, "name": "cat"}],
+    },
+    "labelme": {
+        "imagePath": "a.png",
+        "imageData": "AAAA",
+        "imageWidth": 64,
+        "shapes": [{"label": "cat", "shape_type": "circle", "group_id": 1, "points": [[1, 2], [30, 40]]}],
+    },
+    "labelstudio": [
+        {
+            "id": 1,
+            "data": {"image": "/data/upload/1/0a1b2c3d-a.png", "more": ["b.png"]},
+            "annotations": [
+                {"updated_at": "2025", "result": [{"id": "r", "to_name": "image", "original_width": 64, "value": BOX}]}
+            ],
+        },
+        {"id": 2, "image": "a.png", "annotator": 1, "label": [BOX]},
+    ],
+    "chat": [
+        {
+            "messages": [{"role": "user", "content": "<ref-object>"}, {"role": "assistant", "content": "<bbox>"}],
+            "images": ["a.png"],
+            "objects": {"ref": ["cat"], "bbox": [[1, 2, 30, 40]], "bbox_type": "real", "image_id": [0]},
+        },
+        {
+            "image": "a.png",
+            "width": 64,
+            "conversations": [{"from": "gpt", "value": '```json\n[{"bbox_2d": [1, 2, 3, 4], "label": "cat"}]'}],
+        },
+    ],
+}
+READERS: dict[str, Callable[[Path, Tally], AnnotatedSet]] = {
+    "coco": lambda file, tally: coco.read_coco(file, file.parent, tally, outlines=True),
+    "labelme": lambda file, tally: labelme.read_labelme(file.parent, tally),
+    "labelstudio": lambda file, tally: label_studio.read_label_studio(file, file.parent, tally),
+    "chat": lambda file, tally: chat.read_chat(file, file.parent, tally, units="pixels"),
 }
 REPORT = LearnerReport(phase="loading", loss=1.0, message="x").document()
 
@@ -183,3 +230,24 @@ def test_hostile_server_answer_is_read_or_refused(read: Callable[[bytes], Any], 
 def test_hostile_learner_report_is_read_or_ignored(document: Any) -> None:
     report = read_report(document)
     assert report is None or isinstance(report, LearnerReport)
+
+
+@pytest.mark.parametrize("form", READERS)
+@hostile
+@given(data=st.data())
+def test_hostile_annotations_are_imported_counted_or_refused(tmp_path: Path, form: str, data: st.DataObject) -> None:
+    """Every image and object of them is written or counted, and no other exception ends an import."""
+    whole = ANNOTATIONS[form]
+    file, output = tmp_path / "x.json", tmp_path / "out" / "x.jsonl"
+    Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
+    file.write_bytes(data.draw(damaged(whole).map(as_json) | cut_and_turned(as_json(whole))))
+    outcome(lambda: import_words(file), ConfigError)
+    tally = Tally()
+    shutil.rmtree(output.parent, ignore_errors=True)
+    try:
+        choice = RecordChoice(geometry=data.draw(st.sampled_from(["bbox", "poly"])))
+        write_records(READERS[form](file, tally), output, choice, tally)
+    except (NothingKept, ConfigError):
+        assert not output.exists()
+    else:
+        assert len(load_records(output)) == tally.records > 0

@@ -14,6 +14,9 @@ CONVERT = (
     '"bbox_2d": [x1, y1, x2, y2]}]} (docs/data.md)'
 )
 AS_COCO = "use `stage2 import coco --annotations FILE --images DIR --output OUT.jsonl`"
+AS_CHAT = "use `stage2 import chat FILE --images DIR --output OUT.jsonl`, if it has boxes"
+AS_LABELME = "use `stage2 import labelme FOLDER --output OUT.jsonl`"
+AS_LABEL_STUDIO = "use `stage2 import labelstudio FILE --images DIR --output OUT.jsonl`"
 AS_HF = "use `stage2 import hf FOLDER --boxes ... --output OUT.jsonl`"
 AS_ANSWERS = "give the data file whose records it answers; answers are --rollouts of `stage2 evaluate`"
 ONE_A_LINE = "write one JSON object a line (`jq -c '.[]' FILE`)"
@@ -22,23 +25,26 @@ SHOWN_KEYS = 8
 
 @dataclass(frozen=True)
 class Form:
-    """A form by the keys that all its records have."""
+    """A form by the keys that all its records have. reader: the command of `stage2 import` that reads it, or none."""
 
     name: str
     keys: frozenset[str]
     way_out: str = CONVERT
+    reader: str = ""
 
 
 FORMS = (
-    Form("COCO's annotations", frozenset({"images", "annotations", "categories"}), AS_COCO),
-    Form("Qwen-VL's and LLaVA's training data", frozenset({"conversations"})),
-    Form("chat messages, as ms-swift, TRL and OpenAI write them", frozenset({"messages"})),
+    Form("COCO's annotations", frozenset({"images", "annotations", "categories"}), AS_COCO, "coco"),
+    Form("Qwen-VL's and LLaVA's training data", frozenset({"conversations"}), AS_CHAT, "chat"),
+    Form("chat messages, as ms-swift, TRL and OpenAI write them", frozenset({"messages"}), AS_CHAT, "chat"),
     Form("ODVG, of Grounding DINO", frozenset({"detection", "filename"})),
     Form("ODVG, of Grounding DINO", frozenset({"grounding", "filename"})),
     Form("metadata.jsonl of Hugging Face's image folders", frozenset({"file_name"}), AS_HF),
     Form("PaliGemma's training data", frozenset({"image", "prefix", "suffix"})),
-    Form("LabelMe's annotations", frozenset({"shapes", "imagePath"})),
-    Form("Label Studio's tasks", frozenset({"data", "annotations"})),
+    Form("LabelMe's annotations", frozenset({"shapes", "imagePath"}), AS_LABELME, "labelme"),
+    Form("Label Studio's tasks", frozenset({"data", "annotations"}), AS_LABEL_STUDIO, "labelstudio"),
+    Form("Label Studio's tasks", frozenset({"data", "predictions"}), AS_LABEL_STUDIO, "labelstudio"),
+    Form("Label Studio's JSON-MIN", frozenset({"annotation_id", "annotator"}), AS_LABEL_STUDIO, "labelstudio"),
     Form("VIA's project", frozenset({"_via_img_metadata"})),
     Form("Create ML's annotations", frozenset({"image", "annotations"})),
     Form("COCO's results", frozenset({"image_id", "bbox", "score"}), AS_ANSWERS),

@@ -1,17 +1,18 @@
-"""COCO's annotations (and LVIS's, which have the same form): read as annotated images.
+"""COCO's annotations (and LVIS's and Objects365's, which have the same form): read as annotated images.
 
-Format: https://cocodataset.org/#format-data
+Format: https://cocodataset.org/#format-data, https://www.lvisdataset.org/dataset
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, cast
 
 from stage2_api.errors import refused
@@ -35,12 +36,16 @@ from stage2_trainer.prepare.annotations import (
     is_text,
     stated_size,
 )
+from stage2_trainer.prepare.picture_files import is_address
 from stage2_trainer.prepare.shapes import shaped_object
 
 NO_IMAGE = "its image is not in the file"
 NO_OBJECT = "a category without objects in the file, which records cannot hold"
 NO_FEDERATED = "a category in an image's federated lists that is not in the file"
 SAME_FILE = "an image of the file is the picture of an earlier one, whose record has the objects of both"
+OBJECTS365 = re.compile(
+    "^images/v[12]/"
+)  # before patch8/objects365_v1_00000017.jpg, where archives have no such folder
 FEDERATED = ("neg_category_ids", "not_exhaustive_category_ids")
 
 
@@ -75,7 +80,7 @@ def read_coco(
     names = {number: _name(number, entry, annotations) for number, entry in categories.by_id.items()}
     reading = _Reading(names, categories.ids, outlines, units == "shares", tally)
     entries = _by_id(document["images"], f"{annotations} images")
-    paths = {number: images / _file_name(entry, annotations) for number, entry in entries.by_id.items()}
+    paths = {number: _path(entry, images, annotations) for number, entry in entries.by_id.items()}
     of_image = _by_image(document["annotations"], entries.ids, tally)
     federated = {number: _federated(entry, reading, annotations) for number, entry in entries.by_id.items()}
     joined = _joined(paths, tally)
@@ -202,11 +207,16 @@ def _name(number: int | str, category: Mapping[str, Any], path: Path) -> str:
     return name.strip()
 
 
-def _file_name(entry: Mapping[str, Any], path: Path) -> str:
-    name = entry.get("file_name") or str(entry.get("coco_url", "")).rpartition("/")[2]
+def _path(entry: Mapping[str, Any], images: Path, annotations: Path) -> Path:
+    """Return the file of an image: by its name, without the folders of Objects365's archive, or by LVIS's address."""
+    url = entry.get("coco_url")
+    address = PurePosixPath(url).parts[-2:] if is_address(url) else ()  # train2017/000000000017.jpg
+    name = entry.get("file_name") or "".join(address[-1:])
     if not isinstance(name, str) or not name or "\0" in name:
-        raise refused(f"{path} images {entry['id']}.file_name", name, "must name a file", "correct the file")
-    return name
+        raise refused(f"{annotations} images {entry['id']}.file_name", name, "must name a file", "correct the file")
+    unpacked = OBJECTS365.sub("", name)
+    names = [name, unpacked, "/".join(address), *address[-1:]] if address or unpacked != name else [name]
+    return next((images / one for one in names if one and os.path.isfile(images / one)), images / name)
 
 
 def _federated(entry: Mapping[str, Any], reading: _Reading, path: Path) -> dict[str, Any]:

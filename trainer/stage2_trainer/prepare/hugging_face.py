@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from stage2_api.errors import refused
 from stage2_trainer.data.files import irregular_file
-from stage2_trainer.data.images import ImageError, header_of
 from stage2_trainer.prepare.annotations import (
     CROWD,
     NO_CATEGORY,
@@ -32,6 +31,7 @@ from stage2_trainer.prepare.annotations import (
     is_text,
     stated_size,
 )
+from stage2_trainer.prepare.picture_files import embedded_name
 from stage2_trainer.prepare.shapes import shaped_object
 
 BoxFormat = Literal["coco", "voc", "yolo"]
@@ -210,15 +210,7 @@ def _picture(cell: Mapping[str, Any] | None, index: int) -> tuple[bytes | None, 
     content, path = (cell or {}).get("bytes"), (cell or {}).get("path")
     if content is None and not path:
         raise LeftOut(NO_IMAGE)
-    return content, Path(str(path)) if content is None else Path(_file_name(index, content))
-
-
-def _file_name(index: int, content: bytes) -> str:
-    try:
-        ending = header_of(content, str(index)).format.lower()
-    except ImageError:
-        ending = "unreadable"  # it is left out
-    return f"{index:08d}.{'jpg' if ending == 'jpeg' else ending}"
+    return content, Path(str(path)) if content is None else Path(embedded_name(content, f"{index:08d}"))
 
 
 def _objects(

@@ -12,6 +12,7 @@ from stage2_trainer.prepare.outlines import outlines_of
 NO_SHAPE = "it has neither a box nor an outline"
 FROM_OUTLINE = "an object without a box, or with one that has no area, has the bounds of its outline"
 ROTATED = "a rotated box was replaced by its bounds, or with --geometry poly by its outline"
+ELLIPSE_POINTS = 64
 LARGEST_RADIANS = 7.0  # a whole turn, rounded up
 UNCLEAR_ANGLE = (
     "its box has an angle that may be degrees or radians: write the degrees clockwise as rotation, or numbers above 7"
@@ -64,6 +65,16 @@ def rotated_object(desc: str, box: Box, angle: float, outlines: Outlines) -> Ann
     outline = Outlines([corners])
     has_own = bool(outlines.parts) or outlines.bounds is not None
     return AnnotatedObject(desc, bounds(outline), outlines if has_own else outline, (ROTATED,))
+
+
+def ellipse(x: float, y: float, across: float, down: float, angle: float) -> tuple[Box, Outlines]:
+    """Return the box and the outline of an ellipse by its centre, its two radii, and its turn clockwise in radians."""
+    cos, sin = math.cos(angle), math.sin(angle)
+    width, height = math.hypot(across * cos, down * sin), math.hypot(across * sin, down * cos)
+    turns = (2 * math.pi * number / ELLIPSE_POINTS for number in range(ELLIPSE_POINTS))
+    points = [(across * math.cos(turn), down * math.sin(turn)) for turn in turns]
+    outline = [(x + cos * right - sin * below, y + sin * right + cos * below) for right, below in points]
+    return (x - width, y - height, x + width, y + height), Outlines([outline])
 
 
 def bounds(outlines: Outlines) -> Box:

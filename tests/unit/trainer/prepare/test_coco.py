@@ -433,7 +433,8 @@ def test_two_images_with_same_file_become_one_record_with_objects_of_both(tmp_pa
 @pytest.mark.parametrize(
     ("document", "way_out"),
     [
-        ({"images": [], "messages": []}, 'write {"images": .PATH.'),
+        ({"images": [], "messages": []}, "use `stage2 import chat FILE"),
+        ({"image": "a.png", "prefix": "detect cat", "suffix": ""}, 'write {"images": .PATH.'),
         ([{"image_id": 1, "bbox": [], "score": 1}], "answers are --rollouts of `stage2 evaluate`"),
         ({"image": "a.png"}, "give COCO's instances_"),
     ],

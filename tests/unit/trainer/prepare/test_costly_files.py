@@ -13,7 +13,7 @@ from PIL import Image
 
 from stage2_trainer.data import images
 from stage2_trainer.data.run_lengths import run_lengths
-from stage2_trainer.prepare import annotations, outlines, voc
+from stage2_trainer.prepare import annotations, chat, outlines, picture_files, voc
 from stage2_trainer.prepare.annotations import LeftOut, Tally
 from stage2_trainer.prepare.coco import read_coco
 from stage2_trainer.prepare.outlines import drawn, outlines_of, simplified
@@ -197,6 +197,39 @@ def test_annotation_file_is_read_in_bounded_memory(tmp_path, form):
     (tmp_path / "y.xml").write_text("<annotation>" + " " * voc.LARGEST_ANNOTATION + "</annotation>")
     with pytest.raises(LeftOut, match=voc.BROKEN_ANNOTATION):
         voc._parsed(tmp_path / "y.xml")
+
+
+BRACKETS = {
+    "lists": lambda n: "[" * n,
+    "mappings": lambda n: '{"a":' * n,
+    "closed lists": lambda n: "[1]" * n,
+    "fences": lambda n: "```json" * n,
+}
+
+
+@pytest.mark.parametrize("form", BRACKETS)
+def test_json_in_an_answer_is_sought_in_bounded_work(form):
+    """Sought at each bracket anew, an answer of 1 MB would be parsed a million times."""
+    for count in (100_000, 200_000):
+        text = BRACKETS[form](count)
+        assert lines_run(lambda text=text: chat._json_in(text)) < 1000
+
+
+def test_place_of_an_image_is_sought_at_a_bounded_number_of_paths(tmp_path, monkeypatch):
+    tried, real = [], picture_files.os.path.isfile
+    monkeypatch.setattr(picture_files.os.path, "isfile", lambda path: tried.append(path) or real(path))
+    for count in (1000, 100_000):
+        tried.clear()
+        stated = "http://" + "%61/" * count + "a.png?d=" + "b/" * count
+        assert picture_files.locate([stated], tmp_path, Tally()) == {stated: tmp_path / stated}
+        assert len(tried) < 5 * picture_files.MOST_FOLDERS
+
+
+@pytest.mark.parametrize("pattern", [picture_files.SCHEME, picture_files.DATA_URL, chat.FENCE, chat.PLACEHOLDER])
+def test_patterns_of_paths_and_answers_repeat_nothing_without_bound_twice(pattern):
+    """Two repetitions beside each other are what makes a search quadratic."""
+    for text in ("a" * 10**6, "data:" * 10**5, "`" * 10**6, "<" * 10**6, "```" + " " * 10**6):
+        assert lines_run(lambda text=text: pattern.search(text)) < 10
 
 
 MODES = {"RGBA": "white", "LA": (9, 99), "P": 3, "I;16": 40_000, "CMYK": (1, 2, 3, 4), "L": 7, "PA": 3}

@@ -1,0 +1,88 @@
+"""Which command of `stage2 import` reads a file or a folder of annotations, by what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from stage2_api.errors import refused
+from stage2_trainer.data.files import files_below, open_regular
+from stage2_trainer.data.record_forms import form_of
+
+HEAD = 64 << 20  # bytes in which the first value of a file must end to be looked at: no other form is as long as COCO's
+MOST_LISTED = 10_000  # files of a folder that are looked at for an annotation file
+KINDS = (
+    "a data file (.jsonl), one file of COCO, LVIS, Objects365, Label Studio, ms-swift or Qwen-VL (.json, .jsonl), or a "
+    "folder with one of these, with data.yaml (YOLO), .xml (VOC) or LabelMe's .json files"
+)
+
+
+def import_words(data: Path, images: Sequence[Path] = ()) -> tuple[str, ...] | None:
+    """Return the words behind `stage2 import` that read annotations, without --output; None for a data file.
+
+    images: folders of images; by default that of the file. Raises ConfigError for what no import reads.
+    """
+    if os.path.isfile(data / "data.yaml") or data.suffix in (".yaml", ".yml"):
+        return "yolo", str(data)
+    file = _only_file(data)
+    if file is None and os.path.isdir(data):
+        return _folder_words(data)
+    if file is None or not os.path.isfile(file):
+        raise _unknown(data)
+    form = form_of(first_value(file))
+    reader = form.reader if form else ""
+    beside = str(images[0] if images else file.parent)
+    if reader == "labelme":
+        return "labelme", str(data if os.path.isdir(data) else file.parent)
+    if reader in ("labelstudio", "chat"):
+        return reader, str(file), "--images", beside
+    if file.suffix == ".json":  # COCO, or a file that its reader describes
+        return "coco", "--annotations", str(file), "--images", beside
+    if file.suffix == ".jsonl":
+        return None
+    raise _unknown(data)
+
+
+def data_file(data: Path) -> Path:
+    """Return the data file that a path for which there is no import means: itself, or the only one of a folder."""
+    return _only_file(data) or data
+
+
+def _only_file(data: Path) -> Path | None:
+    """Return a file itself, or the only .jsonl or else the only .json of a folder without XML; None otherwise."""
+    if not os.path.isdir(data):
+        return data
+    if any(data.glob("*.xml")) or os.path.isdir(data / "Annotations"):
+        return None
+    files = (sorted(data.glob(f"*{suffix}")) for suffix in (".jsonl", ".json"))
+    return next((found[0] for found in files if len(found) == 1), None)
+
+
+def _folder_words(folder: Path) -> tuple[str, ...]:
+    """Return the words for a folder of many annotation files. Raises ConfigError."""
+    if any(folder.glob("*.xml")) or os.path.isdir(folder / "Annotations"):
+        return "voc", str(folder)
+    below = sorted(path for path in islice(files_below(folder), MOST_LISTED) if path.suffix.lower() == ".json")
+    form = form_of(first_value(below[0])) if below else None
+    if form is not None and form.reader == "labelme":
+        return "labelme", str(folder)
+    raise _unknown(folder)
+
+
+def first_value(path: Path) -> object:
+    """Return the first value of a file of JSON, of its lines or of its list; None where there is none in its head."""
+    try:
+        with open_regular(path) as file:
+            text = file.read(HEAD).decode("utf-8-sig", errors="replace").lstrip()
+        value, _ = json.JSONDecoder().raw_decode(text.removeprefix("[").lstrip())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value
+
+
+def _unknown(data: Path) -> Exception:
+    way_out = "`stage2 import --help` lists the forms; write other ones as docs/data.md says"
+    return refused("--data", str(data), f"must be {KINDS}", way_out)
