@@ -93,9 +93,30 @@ def refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
 
 
 def shortened(value: object, limit: int = 120) -> str:
-    """Return the repr of a value, cut to `limit` characters."""
-    text = repr(value)
+    """Return the repr of a value with `null` for None, as YAML and JSON write it, cut to `limit` characters.
+
+    >>> shortened({"a": [None, "None"]})
+    "{'a': [null, 'None']}"
+    """
+    text = _written(value, limit)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+def _written(value: object, deepest: int) -> str:
+    """Return the repr of a value with `null` for None; what lies deeper would be cut off."""
+    if value is None:
+        return "null"
+    if type(value) not in (list, tuple, dict):
+        return repr(value)
+    if deepest == 0:
+        return "…"
+    if isinstance(value, dict):
+        inner = (f"{_written(key, deepest - 1)}: {_written(one, deepest - 1)}" for key, one in value.items())
+        return f"{{{', '.join(inner)}}}"
+    assert isinstance(value, list | tuple)
+    inner = (_written(one, deepest - 1) for one in value)
+    left, right = "[]" if isinstance(value, list) else "()"
+    return f"{left}{', '.join(inner)}{',' if isinstance(value, tuple) and len(value) == 1 else ''}{right}"
 
 
 def kind_of(value: object) -> str:

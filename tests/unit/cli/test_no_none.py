@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from stage2_api.errors import ConfigError
+from stage2_api.errors import ConfigError, shortened
 from stage2_api.parsing import parse_job
 from stage2_trainer.data.records import AS_DECLARED, load_record
 from tests.unit.api.wrong_jobs import good_job
@@ -48,14 +48,25 @@ def places(document: Document) -> Iterator[tuple[Any, ...]]:
 
 
 def messages(read: Callable[[Document], object], document: Document) -> set[str]:
-    """Return the paths, rules and ways out of a reader's errors of such documents."""
+    """Return all that a reader's errors of such documents print."""
     found: set[str] = set()
     for changed in holed(document):
         try:
             read(changed)
         except ConfigError as error:
-            found |= {f"{one.path}: {one.rule}; {one.way_out}" for one in error.problems}
+            found |= {str(one) for one in error.problems}
     return found
+
+
+def test_nested_values() -> None:
+    """A list of null was shown as [None]."""
+    value = {"a": [None, {"b": None}], "c": (None,), None: "None"}
+    assert shortened(value) == "{'a': [null, {'b': null}], 'c': (null,), null: 'None'}"
+    for depth in (200, 900):
+        deep: object = None
+        for _ in range(depth):
+            deep = [deep]
+        assert shortened(deep) == "[" * 119 + "…"
 
 
 def test_jobs() -> None:
