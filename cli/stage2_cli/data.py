@@ -15,6 +15,7 @@ from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
 from stage2_cli.console import file_progress, show_config_error
+from stage2_cli.steps import ImportFailed, imported
 from stage2_cli.unlabelled import Examined, examine, write_labelled
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.terminal import Terminal, print_json
@@ -93,9 +94,22 @@ def show_data(
     unlabelled_by: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Describe a data file; return 0, or 64 if it has invalid records. Raises ConfigError."""
-    written.check(path, unlabelled_by=unlabelled_by)
-    rules = RecordRules(units=units)
+    """Describe a data file, or annotations, which are imported for this; return 0, or 64 if it has invalid records.
+
+    Raises ConfigError. Returns the import's exit code if that fails.
+    """
+    try:
+        with imported(path) as (records, roots):
+            written.check(records, unlabelled_by=unlabelled_by)
+            rules = RecordRules(units=units, image_roots=roots)
+            return _show_records(records, rules, model, written, unlabelled_by, as_json=as_json)
+    except ImportFailed as failed:
+        return failed.code
+
+
+def _show_records(
+    path: Path, rules: RecordRules, model: Path | None, written: Written, unlabelled_by: str | None, *, as_json: bool
+) -> int:
     lengths_of = _token_counts(model) if model else (lambda texts: [len(text) for text in texts])
     with file_progress(path) as on_line:
         found = profile(path, rules, lengths_of, on_line)

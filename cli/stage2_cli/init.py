@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from stage2_cli.console import with_progress
+from stage2_cli.steps import run_step, with_records
 from stage2_report.terminal import Terminal
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.prepare.project_request import ProjectRequest, check_request
@@ -31,8 +32,17 @@ def prepare_model(model: str, output: Path) -> int:
 
 
 def init_project(request: ProjectRequest) -> int:
-    """Create the folder, and print its contents and the next commands; return 0. Raises ConfigError."""
-    check_request(request)
+    """Create the folder, and print its contents and the next commands; return 0. Raises ConfigError.
+
+    Annotations are imported first, by a command that is printed; if it fails, its exit code is returned.
+    """
+    step, records = with_records(request)
+    check_request(request, imported=step is not None)
+    if step is not None:
+        Terminal().print(f"$ {step.line}", style="bold")
+        if code := run_step(step):
+            return code
+    request = records
     from stage2_trainer.prepare.project_folder import create_project
 
     project = create_project(request, with_progress)

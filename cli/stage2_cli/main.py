@@ -122,7 +122,9 @@ def prepare(
 
 @app.command()
 def init(
-    data: Annotated[Path, typer.Option(metavar="FILE.jsonl", help="Data file to train on: see `stage2 import`.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FOLDER_OR_FILE", help="A data file, or annotations that `stage2 import` reads.")
+    ],
     model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
     val_data: Annotated[
@@ -133,7 +135,7 @@ def init(
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
 ) -> None:
-    """Create a project folder from a data file: records, prepared model, a job file for each stage, a README."""
+    """Create a project folder from data: records, prepared model, a job file for each stage, a README."""
     from stage2_cli.init import init_project
     from stage2_trainer.prepare.project_request import ProjectRequest
 
@@ -141,9 +143,9 @@ def init(
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0913 - one parameter for each option
     data: Annotated[
-        Path, typer.Option(metavar="FOLDER_OR_FILE", help="A data file, or annotations of COCO, YOLO or VOC.")
+        Path, typer.Option(metavar="FOLDER_OR_FILE", help="A data file, or annotations that `stage2 import` reads.")
     ],
     model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
     gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
@@ -156,6 +158,10 @@ def train(
     images: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of the data.")
     ] = None,
+    annotation_units: Annotated[
+        Literal["pixels", "shares", "thousandths"] | None,
+        typer.Option("--units", help="Units of the annotations, where the form does not name them: see `import`."),
+    ] = None,
     changes: Changes = None,
 ) -> None:
     """Train both stages on this machine: import, init, run, export, report and infer, each printed as a command."""
@@ -165,12 +171,14 @@ def train(
 
     require("trainer")
     request = ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))
-    raise typer.Exit(run_steps(request, changes or []))
+    raise typer.Exit(run_steps(request, changes or [], annotation_units))
 
 
 @app.command()
 def data(  # noqa: PLR0913 - one parameter for each option
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A data file: JSON lines of records.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A data file, or a file or folder that `stage2 import` reads.")
+    ],
     units: Units = None,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")

@@ -1,13 +1,16 @@
 """`stage2 train`: which command reads which data, and what is printed where a step fails. A whole run: integration."""
 
+import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stage2_api.errors import ConfigError
-from stage2_cli.train import train
+from stage2_cli.train import _first_steps, train
 from stage2_trainer.prepare.project_request import ProjectRequest
 
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
@@ -69,3 +72,76 @@ def test_a_missing_folder_is_refused_by_the_command(tmp_path: Path) -> None:
     assert done.returncode == 64
     assert "--data: 'lost'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def begun(tmp_path: Path, **changes: Any) -> ProjectRequest:
+    """A request whose import is done, and whose project is not there yet."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "x.json").write_text("{}")
+    request = replace(ProjectRequest(folder, None, "lost", 0, tmp_path / "run"), **changes)
+    assert [step.words[0] for step in _first_steps(request, None)] == ["import", "init"]
+    request.output.with_name("run.jsonl").touch()
+    return request
+
+
+def refusals(request: ProjectRequest, units: str | None = None) -> dict[str, str]:
+    with pytest.raises(ConfigError) as refused:
+        list(_first_steps(request, units))
+    return {problem.path: f"{problem.rule}; {problem.way_out}" for problem in refused.value.problems}
+
+
+def test_other_data_under_the_same_output_are_refused(tmp_path: Path) -> None:
+    """The records of the first data were trained on, with no word about it."""
+    request = begun(tmp_path)
+    (request.data / "x.json").write_text("[]")
+    run = tmp_path / "run"
+    assert refusals(request) == {
+        "--data": f"is not what {run}.jsonl was made from; name another --output, or remove {run}.jsonl, "
+        f"{run}.made-from.json"
+    }
+
+
+def test_an_image_more_is_other_data(tmp_path: Path) -> None:
+    request = begun(tmp_path)
+    (request.data / "b.png").touch()
+    assert list(refusals(request)) == ["--data"]
+
+
+def test_same_data_in_another_place_go_on_and_the_model_may_be_corrected(tmp_path: Path) -> None:
+    request = begun(tmp_path)
+    moved = replace(request, data=request.data.rename(tmp_path / "moved"), model="corrected")
+    step, _ = _first_steps(moved, None)
+    assert step.product is not None
+    assert step.product.exists()
+
+
+def test_other_options_under_the_same_project_are_refused(tmp_path: Path) -> None:
+    request = begun(tmp_path)
+    request.output.mkdir()
+    (request.output / "stage2.yaml").touch()
+    assert len(list(_first_steps(request, None))) == 2
+    other = replace(request, held_out=request.data / "x.json", model="other", gpus=1, images=(tmp_path,))
+    assert list(refusals(other, "shares")) == ["--units", "--val-data", "--images", "--model", "--gpus"]
+
+
+@pytest.mark.parametrize("text", ["[]", "{", None])
+def test_project_of_unknown_origin_is_refused(tmp_path: Path, text: str | None) -> None:
+    request = begun(tmp_path)
+    note = tmp_path / "run.made-from.json"
+    note.unlink() if text is None else note.write_text(text)
+    assert "no run.made-from.json that says what it was made from" in refusals(request)["--output"]
+
+
+def test_output_inside_the_data_is_no_other_data(tmp_path: Path) -> None:
+    request = begun(tmp_path, output=tmp_path / "photos" / "run")
+    assert len(list(_first_steps(request, None))) == 2
+
+
+def test_units_are_passed_to_the_import_and_refused_for_a_data_file(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps({"image": "a.png", "conversations": []}))
+    request = ProjectRequest(tmp_path / "x.jsonl", None, "lost", 0, tmp_path / "run")
+    step, _ = _first_steps(request, "thousandths")
+    assert f"import chat {tmp_path}/x.jsonl --images {tmp_path} --units thousandths" in step.line
+    (tmp_path / "y.jsonl").touch()
+    assert "whose records name theirs" in refusals(replace(request, data=tmp_path / "y.jsonl"), "pixels")["--units"]

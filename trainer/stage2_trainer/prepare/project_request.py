@@ -43,8 +43,8 @@ class ProjectRequest:
     images: tuple[Path, ...] = ()
 
 
-def check_request(request: ProjectRequest) -> None:
-    """Raise ConfigError for every option that is wrong."""
+def check_request(request: ProjectRequest, *, imported: bool = False) -> None:
+    """Raise ConfigError for every option that is wrong. imported: an import of the data checks these itself."""
     problems: list[Problem] = []
     try:
         check_folder("--output", request.output)
@@ -53,9 +53,9 @@ def check_request(request: ProjectRequest) -> None:
     if not 0 <= request.gpus <= MOST_GPUS:
         rule = f"must be the GPUs of one machine, 0 to {MOST_GPUS}"
         problems.append(Problem("--gpus", request.gpus, rule, "0 trains a tiny model on the CPU"))
-    for option, file in (("--data", request.data), ("--val-data", request.held_out)):
+    for option, file in (("--data", None if imported else request.data), ("--val-data", request.held_out)):
         if file is not None and not os.path.isfile(file):
-            way_out = "`stage2 import` writes one from COCO, YOLO, VOC and Hugging Face's data sets"
+            way_out = "`stage2 import` writes one from annotations of other forms"
             problems.append(Problem(option, str(file), "must be a data file (.jsonl)", way_out))
     for folder in request.images:
         if not os.path.isdir(folder):

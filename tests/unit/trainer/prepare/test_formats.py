@@ -42,6 +42,9 @@ CASES = {
     "a file of LabelMe": ({"a.json": json.dumps(LABELME)}, "d/a.json", "labelme d"),
     "a folder of one LabelMe file": ({"a.json": json.dumps(LABELME)}, "d", "labelme d"),
     "a folder of LabelMe": ({f"{name}.json": json.dumps(LABELME) for name in "abc"}, "d", "labelme d"),
+    "LabelMe behind JSON of something else": (
+        {"a.json": "{}", "b.json": json.dumps(LABELME)}, "d", "labelme d"
+    ),
     "LabelMe in folders below": ({f"{name}/x.json": json.dumps(LABELME) for name in "ab"}, "d", "labelme d"),
     "VOC beside JSON": ({"a.xml": "", "b.json": json.dumps(COCO)}, "d", "voc d"),
     "YOLO": ({"data.yaml": "", "b.json": "{}"}, "d", "yolo d"),
@@ -60,6 +63,18 @@ def test_import_is_found_by_content(tmp_path, monkeypatch, case):
     assert found == (None if words is None else tuple(words.split()))
     if words is None:
         assert data_file(Path(data)) == Path("d/a.jsonl")
+
+
+def test_records_under_another_ending_are_a_data_file(tmp_path):
+    (tmp_path / "a.json").write_text(lines(OURS, OURS))
+    assert import_words(tmp_path / "a.json") is None
+
+
+def test_files_that_the_command_writes_are_no_annotations(tmp_path):
+    for name, text in {"x.json": json.dumps([STUDIO]), "run.jsonl": lines(OURS), "run.made-from.json": "{}"}.items():
+        (tmp_path / name).write_text(text)
+    own = ("run.jsonl", "run.made-from.json")
+    assert import_words(tmp_path, own=own) == ("labelstudio", str(tmp_path / "x.json"), "--images", str(tmp_path))
 
 
 def test_named_folder_of_images_is_passed_on(tmp_path):
