@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.trainer.prepare import odd_sets
 
-pytestmark = pytest.mark.in_turns(2, apart=True)
+pytestmark = pytest.mark.in_turns(3, apart=True)
 
 
 @pytest.fixture
