@@ -243,6 +243,7 @@ def test_demo_keeps_existing_job_of_same_name_on_foreign_cluster(checkout: Check
         ("hack/choose-cluster", "FILE"),
         (sys.executable, "-m", "tests.red_team"),
         (sys.executable, "-m", "bench.operator", "--jobs", "1"),
+        (sys.executable, "-m", "bench.placement", "--rounds", "1"),
         (sys.executable, "-m", "bench.repairs", "--repairs", "1"),
     ],
     ids=lambda command: command[-1],
