@@ -15,6 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stage2/mypy
 CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
+TESTS ?= tests/unit
 # Runs a tier; tests that fail run once more, alone.
 ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.support.once_more $(@:test-%=%) -q --durations=10
 # Two processes, by file (tests/support/together.py): the servers of a file start once.
@@ -56,7 +57,7 @@ ci-cluster: setup
 	$(MAKE) --no-print-directory test-jobs
 
 test-unit: setup ## Functions and modules, without servers or a cluster
-	$(ONCE_MORE) $(BY_FILE) tests/unit
+	$(ONCE_MORE) $(BY_FILE) $(TESTS)
 
 test-integration: setup ## Real vLLM servers and the CPU stub, processes and HTTP; the wheel
 	$(ONCE_MORE) $(BY_FILE) tests/integration tests/wheel

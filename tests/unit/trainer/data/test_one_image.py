@@ -6,10 +6,11 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from vllm.multimodal.media.image import ImageMediaIO
 
 from stage2_trainer.data.images import image_url, load_image, read_header
 from tests.unit.trainer.data.odd_images import FILES, SIDES, turned
+
+ImageMediaIO = pytest.importorskip("vllm.multimodal.media.image").ImageMediaIO
 
 
 def decoded_by_vllm(url):

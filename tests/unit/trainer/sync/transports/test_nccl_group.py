@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclDataTypeEnum, ncclUniqueId
 
 from stage2_api.errors import EXIT_RETRYABLE
 from stage2_trainer.sync.transports import nccl as worker_end
@@ -19,6 +18,9 @@ from stage2_trainer.sync.transports.transfer import Packed
 from stage2_trainer.wire.errors import ServerError
 from tests.support.socket_communicator import SocketCommunicator
 from tests.unit.trainer.sync.transports.ends import CPU, Client, nccl_receiver, nccl_transfer, outcome_of, received
+
+pynccl = pytest.importorskip("vllm.distributed.device_communicators.pynccl_wrapper")
+NCCLLibrary, ncclDataTypeEnum, ncclUniqueId = pynccl.NCCLLibrary, pynccl.ncclDataTypeEnum, pynccl.ncclUniqueId
 
 
 class NeverEnters(SocketCommunicator):

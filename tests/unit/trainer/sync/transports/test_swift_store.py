@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
-from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary, ncclUniqueId
-from vllm.distributed.utils import StatelessProcessGroup
 
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.swift.swift_groups import BARRIER, UNIQUE_ID, SwiftStore
 from tests.support.patience import crowding
 
+pynccl = pytest.importorskip("vllm.distributed.device_communicators.pynccl_wrapper")
+NCCLLibrary, ncclUniqueId = pynccl.NCCLLibrary, pynccl.ncclUniqueId
+StatelessProcessGroup = pytest.importorskip("vllm.distributed.utils").StatelessProcessGroup
 HOST = "127.0.0.1"
 ID = bytes(random.Random(4).randbytes(128))
 PATIENCE_S = 20.0
