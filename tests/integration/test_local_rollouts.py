@@ -169,9 +169,6 @@ def test_two_processes_share_odd_epoch_without_duplicate_samples(shapes, tmp_pat
     assert len(names) == len(set(names)) == 5
 
 
-DEEPSPEED = (*forked.LEARNER, "deepspeed")
-
-
 def zero(stage):
     pytest.importorskip("deepspeed")
     return {
@@ -209,7 +206,7 @@ def whole(shapes, tmp_path_factory):
 def test_whole_step_losses_do_not_depend_on_processes_or_deepspeed(whole, shapes, tmp_path, stage, offloaded):
     one, sharded = whole, zero(stage)
     sharded["zero_optimization"] |= {f"offload_{part}": {"device": "cpu"} for part in offloaded}
-    two, _ = learn(configuration(shapes, tmp_path, deepspeed=sharded, **WHOLE), processes=2, imports=DEEPSPEED)
+    two, _ = learn(configuration(shapes, tmp_path, deepspeed=sharded, **WHOLE), processes=2)
     assert two[0]["packing/post_rollout_segments"] < 4, "a process's four records are several rows"
     assert losses(two) == pytest.approx(losses(one), rel=ROUNDING)
     assert [step["rollout/gt_objects"] for step in two] == [step["rollout/gt_objects"] for step in one]
@@ -247,7 +244,7 @@ def test_colocated_engine_answers_with_weights_of_every_step(
     few = {"max_steps": FEW, "save_strategy": "no"}
     sharded = {} if stage is None else {"deepspeed": zero(stage)}
     config = configuration(shapes, tmp_path, training=few, matching=matching, **sharded)
-    imports = (*forked.VLLM, *(forked.LEARNER if stage is None else DEEPSPEED))
+    imports = (*forked.VLLM, *forked.LEARNER)
     steps, output = learn(config, processes=processes, imports=imports)
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
     assert output.count("proved: the colocated engine answers as the learner does") == FEW * processes

@@ -13,7 +13,7 @@ import yaml
 
 from tests.integration.runs import learn
 from tests.integration.struck import BUCKET_BYTES
-from tests.integration.test_local_rollouts import DEEPSPEED, assert_same_weights, configuration, zero
+from tests.integration.test_local_rollouts import assert_same_weights, configuration, zero
 from tests.integration.test_stopping_together import LAUNCH, assert_stopped, struck
 from tests.support import forked
 from tests.support.fork_server import STRUCK
@@ -133,7 +133,7 @@ def struck_in(phase, **environment):
 
     def run(command, *, env, imports):
         command = [sys.executable, "-c", LAUNCH, STRUCK, command[2], phase]
-        return forked.run(command, imports=(*DEEPSPEED, STRUCK), env={**env, **environment})
+        return forked.run(command, imports=(*forked.LEARNER, STRUCK), env={**env, **environment})
 
     return run
 
@@ -218,14 +218,14 @@ def test_run_resumes_with_different_number_of_processes(alone, together, config_
 
     Decayed weights and biases, which are not, have options and counts of steps of their own.
     """
-    scope, deepspeed, imports = DORA, {}, forked.LEARNER
+    scope, deepspeed = DORA, {}
     if stage:
-        scope, deepspeed, imports = ALL_WEIGHTS, {"deepspeed": zero_with_weights(stage)}, DEEPSPEED
+        scope, deepspeed = ALL_WEIGHTS, {"deepspeed": zero_with_weights(stage)}
 
     def go_on(processes, step):
         config = config_of(tmp_path, learners="sharded", **SCOPES[scope], **deepspeed)
         config["training"]["max_steps"] = step
-        return learn(config, processes=processes, imports=imports)
+        return learn(config, processes=processes)
 
     first = 1 if stage else 2
     if stage:

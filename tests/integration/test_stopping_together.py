@@ -15,7 +15,6 @@ from stage2_trainer.model.checkpoints import newest_whole
 from tests.integration.runs import adapter, learn
 from tests.integration.test_local_rollouts import (
     COLOCATE,
-    DEEPSPEED,
     ROUNDING,
     assert_same_weights,
     configuration,
@@ -43,7 +42,7 @@ LEFT = {
 }
 
 
-def struck(folder, config, phase, *, imports=DEEPSPEED):
+def struck(folder, config, phase, *, imports=forked.LEARNER):
     """Run two learner processes that are asked to stop in this phase; return their output."""
     path, log = folder / "config.yaml", folder / "learner.log"
     path.write_text(yaml.safe_dump(config))
@@ -104,7 +103,7 @@ def test_run_stopped_between_gradients_resumes_like_uninterrupted_process(shapes
     expected, _ = learn(config_of(shapes, whole, "last"))
     stopped = config_of(shapes, run, "last", deepspeed=zero(2))
     assert_stopped(run, struck(run, stopped, "gradients"), "checkpoint-1")
-    steps, output = learn(stopped, processes=2, imports=DEEPSPEED)
+    steps, output = learn(stopped, processes=2)
     assert "resuming from" in output
     assert losses(steps) == pytest.approx(losses(expected), rel=ROUNDING)
     assert_same_weights(*(adapter(folder, TRAINING["max_steps"]) for folder in (whole, run)), ROUNDING)

@@ -7,6 +7,7 @@ STAGE2_CUT_OFF_CASES sets how many cases there are (docs/testing.md).
 
 import filecmp
 import gc
+import importlib
 import json
 import os
 import random
@@ -26,6 +27,7 @@ from accelerate.state import AcceleratorState
 from stage2_trainer.model.checkpoints import PREFIX, UNFINISHED, newest_whole
 from stage2_trainer.process.torchrun import joined_exit_code
 from stage2_trainer.telemetry.run_log import STEP_LOG
+from tests.support.forked import SAVING
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.file_calls import (
     BROKEN,
@@ -270,6 +272,7 @@ def learn(model, encoder, image_paths, tmp_path):
         return 0
 
     learner_in(tmp_path / "imports")  # all that it loads is there in the copies
+    importlib.import_module(SAVING)
     gc.freeze()  # for good: what tests/conftest.py has frozen would thaw with it
     return run
 
