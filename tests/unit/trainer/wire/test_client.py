@@ -72,7 +72,7 @@ def test_deadline_covers_whole_call() -> None:
             time.sleep(0.7 * patience_s)  # by the clock: the sum of both is too long
             self.send_response(200)
             self.end_headers()
-            time.sleep(0.7 * patience_s)
+            time.sleep(0.7 * patience_s)  # by the clock: as above
             with contextlib.suppress(ConnectionError):  # the learner has given up
                 self.wfile.write(b"{}")
 
