@@ -37,10 +37,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
 
 from stage2_api.coordinates import BINS, MAX_BIN, coord_token
-from stage2_api.vllm import LONGEST_DRAFT, Vllm
+from stage2_api.vllm import LONGEST_DRAFT, TOKENS_BY_BATCH, Vllm
 from stage2_trainer.matching import GTObject, ground_truth, serialize_objects
 from stage2_trainer.rollouts.build import engine_environment
-from stage2_trainer.serve.frame_proposer import Frame
+from stage2_trainer.serve.frame import Frame
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 MODEL = EXAMPLES / "tiny-qwen3-vl"
@@ -52,6 +52,7 @@ THIRD_OF_A_GPU: dict[str, Any] = {"gpu_memory_utilization": 0.28, "max_num_batch
 """All engines live at once, and wide layers take much memory for each token."""
 IMAGES = 300  # of the replay
 PICTURES = 48  # of the tiny model's answers
+LENGTHS = (1, 2, 3, 5, 7, 11, 15, 24)  # of drafts
 SUFFIX_DEPTH = 24  # vLLM's default, as the other options of the suffix method here
 VERIFIED_S = 2 * 8e9 / 6e14  # of one token of an 8B
 Draft = Callable[[Any, int], Sequence[int]]
@@ -248,10 +249,28 @@ class Replayed:
         yield f"\n## Replay of {IMAGES} true answers\n\n"
         yield "| answers | tokenizer | tokens per object | drafts | steps per token | drafts accepted |\n"
         yield "| --- | --- | ---: | --- | ---: | ---: |\n"
-        tiny = AutoTokenizer.from_pretrained(MODEL)
-        yield from _replayed("shapes", "the tiny model's", tiny, shapes())
-        yield from _replayed("digits", "the tiny model's", tiny, digits())
-        yield from _replayed("COCO's names", "Qwen-like", qwen_like_tokenizer(tuple(COCO)), coco_objects())
+        for what, whose, tokenizer, images in _data_sets():
+            yield from _replayed(what, whose, tokenizer, images)
+
+
+def _data_sets() -> Iterator[tuple[str, str, Any, Sequence[Sequence[GTObject]]]]:
+    tiny = AutoTokenizer.from_pretrained(MODEL)
+    yield "shapes", "the tiny model's", tiny, shapes()
+    yield "digits", "the tiny model's", tiny, digits()
+    yield "COCO's names", "Qwen-like", qwen_like_tokenizer(tuple(COCO)), coco_objects()
+
+
+class ByLength:
+    """Decode steps by the length of a draft, from which `stage2_api.vllm.TOKENS_BY_BATCH` follows."""
+
+    def lines(self) -> Iterator[str]:
+        """The table's lines."""
+        yield "\n## Decode steps per token of the same answers, by the most tokens that `frame` drafts\n\n"
+        yield f"| answers | {' | '.join(map(str, LENGTHS))} |\n| --- |{' ---: |' * len(LENGTHS)}\n"
+        for what, _, tokenizer, images in _data_sets():
+            draft = Frame(tokenizer).draft
+            counts = [_counted(tokenizer, images, draft, most) for most in LENGTHS]
+            yield f"| {what} | {' | '.join(f'{steps / tokens:.3f}' for steps, tokens, _ in counts)} |\n"
 
 
 def _replayed(what: str, whose: str, tokenizer: Any, images: Sequence[Sequence[GTObject]]) -> Iterator[str]:
@@ -265,7 +284,9 @@ def _replayed(what: str, whose: str, tokenizer: Any, images: Sequence[Sequence[G
         yield f"| {what} | {whose} | {figures} |\n"
 
 
-def _counted(tokenizer: Any, images: Sequence[Sequence[GTObject]], draft: Draft) -> tuple[int, int, int]:
+def _counted(
+    tokenizer: Any, images: Sequence[Sequence[GTObject]], draft: Draft, most: int = LONGEST_DRAFT
+) -> tuple[int, int, int]:
     """Return the decode steps of true answers, their tokens, and the tokens drafted."""
 
     def encode(text: str) -> list[int]:
@@ -273,16 +294,16 @@ def _counted(tokenizer: Any, images: Sequence[Sequence[GTObject]], draft: Draft)
 
     prompt = encode("<|im_start|>assistant\n")
     answers = [encode(f"{serialize_objects(list(one))}<|im_end|>") for one in images]
-    steps, drafted = np.sum([_steps(prompt, answer, draft) for answer in answers], axis=0).tolist()
+    steps, drafted = np.sum([_steps(prompt, answer, draft, most) for answer in answers], axis=0).tolist()
     return steps, sum(map(len, answers)), drafted
 
 
-def _steps(prompt: list[int], answer: list[int], draft: Draft) -> tuple[int, int]:
+def _steps(prompt: list[int], answer: list[int], draft: Draft, most: int) -> tuple[int, int]:
     """Return the decode steps of an answer, and the tokens drafted. The first token comes with the prompt."""
     tokens = np.array(prompt + answer, dtype=np.int32)
     position, steps, drafted = len(prompt) + 1, 1, 0
     while position < len(tokens):
-        found = list(draft(tokens[:position], LONGEST_DRAFT))
+        found = list(draft(tokens[:position], most))
         right = takewhile(lambda pair: pair[0] == pair[1], zip(found, tokens[position:].tolist(), strict=False))
         position += 1 + sum(1 for _ in right)
         steps, drafted = steps + 1, drafted + len(found)
@@ -295,10 +316,11 @@ class Scheduled:
     def lines(self) -> Iterator[str]:
         """The table's lines."""
         tokenizer = qwen_like_tokenizer(tuple(COCO))
-        steps, tokens, drafted = _counted(tokenizer, coco_objects(), Frame(tokenizer).draft)
-        per_token, verified = steps / tokens, 1 + drafted / steps
+        most = TOKENS_BY_BATCH[0][2]  # a server makes at most 16 of these answers at once
+        steps, tokens, _ = _counted(tokenizer, coco_objects(), Frame(tokenizer).draft, most)
+        per_token, verified = steps / tokens, 1 + most  # on GPUs each draft is filled up
         yield "\n## A step of an 8B on H100s, by the model of bench/schedule\n\n"
-        yield f"{per_token:.3f} decode steps a token, each of which verifies {verified:.1f} tokens of every answer at "
+        yield f"{per_token:.3f} decode steps a token, each of which verifies {verified} tokens of every answer at "
         yield f"{1e6 * VERIFIED_S:.0f} us a token: 16 GFLOP at 600 TFLOP/s. Nothing of it was measured on a GPU.\n\n"
         yield "| job | schedule | without drafts s | with drafts s | ratio |\n| --- | --- | ---: | ---: | ---: |\n"
         speculating: dict[str, Any] = {
@@ -387,4 +409,4 @@ def coco_objects() -> list[Sequence[GTObject]]:
 
 
 DECODED = Decoded("Answers of a model of 100 million weights on two cores", wide=65_000)
-REPLAYED, SCHEDULED = Replayed(), Scheduled()
+REPLAYED, BY_LENGTH, SCHEDULED = Replayed(), ByLength(), Scheduled()

@@ -134,6 +134,11 @@ LONGEST_DRAFT = 24
 """Tokens between the last coordinate of an object and the first of the next, as Qwen3's tokenizer splits them."""
 MOST_AT_ONCE_ON_CPUS = 8
 """Sequences with which drafts were seen to pay on two cores: with 8 answers a second rose by 5 %, with 32 they fell."""
+FRAME_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 48}
+"""Lengths of repetitions by which `frame` on GPUs is told from `ngram`: vLLM's method is `ngram_gpu` for both."""
+TOKENS_BY_BATCH = ((1, 16, 11), (17, 48, 7), (49, 64, 5), (65, 256, 2))
+"""On GPUs: drafted tokens by the number of answers at once, from, to. Longer ones pay where memory bounds a step. Up to
+170 answers fit vLLM's CUDA graphs with their drafts, 512 tokens."""
 MOST_VERIFIED = 2048
 """Tokens that one step verifies at most; a vocabulary of 151,936 has 1.2 GB of logits for them."""
 
@@ -184,8 +189,8 @@ class Vllm(Section):
     """Maximum number of concurrent sequences."""
     speculation: Literal["auto", "frame", "ngram", "none"] = "auto"
     """Draft tokens that the model verifies several at a time: `frame` drafts the JSON around coordinates and names,
-    `ngram` what followed the same tokens earlier, `none` nothing. `auto` means `frame` if vLLM runs on CPUs with
-    `max_num_seqs` of at most 8 and without `engine.async_scheduling`, and answers list objects, else `none`."""
+    `ngram` what followed the same tokens earlier, `none` nothing. `auto` means `frame` where
+    answers list objects, except on CPUs with `max_num_seqs` above 8 or `engine.async_scheduling`; else `none`."""
     infer_batch_size: Annotated[int, Field(le=2**31 - 1)] | None = None
     """Requests per call of a colocated engine; null, 0 or less means all at once. Small values lower the peak memory of
     image encoding."""
@@ -209,22 +214,33 @@ class Vllm(Section):
     sync: VllmSync = VllmSync()
     """Weight sync to the rollout engine."""
 
-    def speculative_config(self, *, on_cpu: bool, objects: bool) -> dict[str, Any] | None:
-        """Return vLLM's option of this name. objects: whether answers list objects.
+    def speculative_config(self, *, on_cpu: bool, objects: bool, copies: int = 1) -> dict[str, Any] | None:
+        """Return vLLM's option of this name.
 
-        The logits of all drafts lie in memory at once, so there are fewer where many requests run together.
+        objects: whether answers list objects. copies: of the model in one server.
         """
         method = self.speculation
         if method == "auto":
-            few = self.max_num_seqs <= MOST_AT_ONCE_ON_CPUS
-            method = "frame" if on_cpu and objects and few and not self.schedules_asynchronously else "none"
+            pays = not on_cpu or (self.max_num_seqs <= MOST_AT_ONCE_ON_CPUS and not self.schedules_asynchronously)
+            method = "frame" if objects and pays else "none"
         if method == "none":
             return None
+        lookup = FRAME_LOOKUP if method == "frame" else {"prompt_lookup_min": 2, "prompt_lookup_max": 8}
+        if not on_cpu:  # there `ngram` would end asynchronous scheduling
+            return {"method": "ngram_gpu", **lookup, **self._tokens_by_batch(copies)}
+        # The logits of all drafts lie in memory at once, so there are fewer where many requests run together.
         tokens = {"num_speculative_tokens": max(1, min(LONGEST_DRAFT, MOST_VERIFIED // self.max_num_seqs - 1))}
         if method == "ngram":
-            drafter = "ngram" if on_cpu else "ngram_gpu"  # on a GPU `ngram` would end asynchronous scheduling
-            return {"method": drafter, "prompt_lookup_min": 2, "prompt_lookup_max": 8, **tokens}
+            return {"method": "ngram", **lookup, **tokens}
         return {"method": "custom_class", "model": FRAME_PROPOSER, **tokens}
+
+    def _tokens_by_batch(self, copies: int) -> dict[str, Any]:
+        """Return the options with the drafted tokens; one number if copies work in step, which vLLM then needs."""
+        if copies == 1:
+            table = [list(one) for one in TOKENS_BY_BATCH]
+            return {"num_speculative_tokens": TOKENS_BY_BATCH[0][2], "num_speculative_tokens_per_batch_size": table}
+        fitting = (tokens for _, last, tokens in TOKENS_BY_BATCH if self.max_num_seqs <= last)
+        return {"num_speculative_tokens": next(fitting, TOKENS_BY_BATCH[-1][2])}
 
     @property
     def schedules_asynchronously(self) -> bool:

@@ -160,8 +160,8 @@ RUN_RULES: tuple[Rule[RunConfig], ...] = (
         breaks=_drafts_asynchronously,
         reads=(f"{_VLLM}.speculation",),
         # Not in CEL, which cannot read the keys of a free mapping.
-        rule="vLLM cannot schedule asynchronously while frame drafts, or on CPUs ngram",
-        way_out="remove async_scheduling (with ngram on GPUs it is vLLM's default), or set vllm.speculation to none",
+        rule="vLLM on CPUs cannot schedule asynchronously beside drafts",
+        way_out="remove async_scheduling (on GPUs it is vLLM's default), or set vllm.speculation to none",
     ),
     Rule(
         path="model.torch_dtype",

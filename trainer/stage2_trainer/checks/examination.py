@@ -303,9 +303,7 @@ class Examination:
     def _engine(self) -> Requirement:
         """Return which of vLLM's implementations will compute answers; only those of CPUs are tested here."""
         vllm = self.config.rollout_matching.vllm
-        drafts = vllm.speculative_config(on_cpu=not self.uses_gpus, objects=self.config.lists_objects) or {}
-        old = drafts.get("method") == "custom_class" or os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "0"
-        runner = "V2" if self.uses_gpus and not old else "V1"
+        runner = "V2" if self.uses_gpus and os.environ.get("VLLM_USE_V2_MODEL_RUNNER") != "0" else "V1"
         backend = vllm.passed_through().get("attention_backend", "of its own choice")
         tested = "" if runner == "V1" else " (docs/gpu.md: no test on CPUs covers it)"
         return good("vLLM", f"model runner {runner}{tested}, attention backend {backend}, sampler of the runner")

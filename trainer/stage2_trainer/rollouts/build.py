@@ -37,7 +37,7 @@ from stage2_trainer.sync.fleet.report import ProvedStep
 from stage2_trainer.sync.fleet.server import close_update
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
-from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
+from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, usable_drafts, without_removed_options
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
@@ -341,7 +341,7 @@ def engine_options(config: RunConfig, *, world_size: int, on_cpu: bool) -> dict[
     The engine never loads adapters: pushes merge them into the weights. Nothing of packing reaches it.
     """
     vllm = config.rollout_matching.vllm
-    drafts = vllm.speculative_config(on_cpu=on_cpu, objects=config.lists_objects)
+    drafts = usable_drafts(vllm.speculative_config(on_cpu=on_cpu, objects=config.lists_objects))
     options: dict[str, Any] = {
         "model": config.model.model,
         "dtype": config.model.torch_dtype,

@@ -1,9 +1,11 @@
-"""stage2's vLLM plugin (entry point group `vllm.general_plugins`): weight transfer, adapters, what the image knows."""
+"""stage2's vLLM plugin (entry point group `vllm.general_plugins`): weight transfer, adapters, drafts, what the image
+knows."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from vllm import envs
 from vllm.lora.request import LoRARequest
@@ -11,6 +13,7 @@ from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from stage2_trainer.sync.vllm.adapter_store import adapter_path
 from stage2_trainer.sync.vllm.vllm_compat import (
+    draft_frames_on_gpus,
     expand_sampling_on_cpus,
     offer_model_inspections,
     quiet_updates,
@@ -41,6 +44,12 @@ INSPECTIONS_VARIABLE = "STAGE2_MODELINFOS"
 """Set in the image: the folder with what vLLM found out about models there."""
 
 
+def _create_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+    from stage2_trainer.serve.frame_speculator import FrameSpeculator  # imports Triton
+
+    return FrameSpeculator(vllm_config, device, req_states)
+
+
 def register() -> None:
     """Register engines and resolver, offer answers about models, and quiet the log.
 
@@ -51,6 +60,7 @@ def register() -> None:
     quiet_updates()
     read_every_reply()
     expand_sampling_on_cpus()
+    draft_frames_on_gpus(_create_speculator)
     if RESOLVER not in LoRAResolverRegistry.get_supported_resolvers():
         LoRAResolverRegistry.register_resolver(RESOLVER, ReceivedAdapters())
     if kept := os.environ.get(INSPECTIONS_VARIABLE):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
-from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, without_removed_options
+from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, usable_drafts, without_removed_options
 from stage2_trainer.wire.credentials import Certificate
 from stage2_trainer.wire.requests import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 from stage2_trainer.wire.update_routes import UPDATE_ROUTES
@@ -58,7 +58,8 @@ class Endpoint:
 def vllm_command(config: RunConfig, endpoint: Endpoint, platform: Platform) -> list[str]:
     """Return the command line of a vLLM server for this configuration."""
     vllm = config.rollout_matching.vllm
-    drafts = vllm.speculative_config(on_cpu=platform == "cpu", objects=config.lists_objects)
+    on_cpu, copies = platform == "cpu", config.data_parallel_size
+    drafts = usable_drafts(vllm.speculative_config(on_cpu=on_cpu, objects=config.lists_objects, copies=copies))
     options: dict[str, Any] = {
         "model": config.model.model,
         "served-model-name": POLICY_MODEL,

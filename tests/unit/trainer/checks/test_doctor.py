@@ -74,8 +74,6 @@ def test_run_with_all_requirements_met_is_good(config):
 def test_vllm_model_runner_version_is_reported(config, monkeypatch):
     assert "model runner V2 (docs/gpu.md" in examine(config())["vLLM"].status
     assert "model runner V1," in examine(config(), cpu=True)["vLLM"].status
-    drafting = config(matching={"vllm": {"mode": "server", "server": SERVER, "speculation": "frame"}})
-    assert "model runner V1," in examine(drafting)["vLLM"].status
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     assert "model runner V1," in examine(config())["vLLM"].status
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
+from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError
 from stage2_api.parsing import parse_run_config
-from stage2_api.vllm import ENGINE_OPTIONS
+from stage2_api.vllm import ENGINE_OPTIONS, Vllm
 from stage2_trainer.serve import launch
 from stage2_trainer.serve.launch import server_process
 from stage2_trainer.serve.server_command import VLLM_MODULE, Endpoint, environment, stub_command, vllm_command
@@ -18,6 +19,7 @@ from stage2_trainer.sync.vllm import vllm_compat
 from stage2_trainer.wire.credentials import Certificate
 
 ENDPOINT = Endpoint("127.0.0.1", 8000)
+CUDA_GRAPH_TOKENS = 512  # vLLM's default on H100 and H200 (vllm/config/vllm.py)
 
 
 def config(vllm=None, **sections):
@@ -190,26 +192,58 @@ def test_environment_variables_set_by_user_are_kept():
         ("cpu", {"max_num_seqs": 8}, True),
         ("cpu", {"max_num_seqs": 9}, False),
         ("cpu", {"max_num_seqs": 9, "speculation": "frame"}, True),
-        ("cuda", {"max_num_seqs": 8}, False),
-        ("cuda", {"max_num_seqs": 80, "speculation": "frame"}, True),
+        ("cuda", {"max_num_seqs": 256}, True),
+        ("cuda", {"engine": {"async_scheduling": True}}, True),
+        ("cuda", {"speculation": "none"}, False),
     ],
 )
-def test_frame_speculation_is_on_for_small_cpu_batches_or_when_configured(platform, vllm, drafts):
+def test_frame_speculation_is_on_for_gpus_and_small_cpu_batches_or_when_configured(platform, vllm, drafts):
     written = options(vllm_command(config(vllm), ENDPOINT, platform))
     found = written.get("speculative-config")
     assert bool(found) is drafts
     assert written.get("per-request-spec-decode-metrics") == ("summary" if drafts else None)  # vLLM refuses it alone
-    if found:
+    if found and platform == "cpu":
         most = json.loads(found)["num_speculative_tokens"]
         assert most == 24
         assert (most + 1) * vllm["max_num_seqs"] <= 2048
 
 
-@pytest.mark.parametrize(("platform", "method"), [("cpu", "ngram"), ("cuda", "ngram_gpu")])
-def test_ngrams_are_found_where_vllm_computes(platform, method):
-    found = options(vllm_command(config({"speculation": "ngram", "max_num_seqs": 80}), ENDPOINT, platform))
+@pytest.mark.parametrize(("method", "lookup"), [("ngram", (2, 8)), ("frame", (2, 48))])
+def test_gpus_draft_fewer_tokens_where_more_answers_are_made(method, lookup):
+    found = options(vllm_command(config({"speculation": method}), ENDPOINT, "cuda"))["speculative-config"]
+    drafts = json.loads(found)
+    assert (drafts["method"], drafts["prompt_lookup_min"], drafts["prompt_lookup_max"]) == ("ngram_gpu", *lookup)
+    table = build_dynamic_sd_schedule_lookup(
+        drafts["num_speculative_tokens_per_batch_size"], 300, drafts["num_speculative_tokens"]
+    )
+    assert [table[at] for at in (1, 16, 17, 48, 49, 64, 65, 256, 300)] == [11, 11, 7, 7, 5, 5, 2, 2, 2]
+    assert all(batch * (1 + table[batch]) <= CUDA_GRAPH_TOKENS for batch in range(1, 171))
+
+
+def test_copies_that_work_in_step_draft_one_number_of_tokens():
+    found = [
+        Vllm(max_num_seqs=most).speculative_config(on_cpu=False, objects=True, copies=2) for most in (16, 48, 64, 257)
+    ]
+    assert [one["num_speculative_tokens"] for one in found] == [11, 7, 5, 2]
+    assert not any("num_speculative_tokens_per_batch_size" in one for one in found)
+
+
+def test_ngrams_are_found_by_cpu_method_on_cpus():
+    found = options(vllm_command(config({"speculation": "ngram", "max_num_seqs": 80}), ENDPOINT, "cpu"))
     drafts = json.loads(found["speculative-config"])
-    assert (drafts["method"], drafts["num_speculative_tokens"]) == (method, 24)
+    assert (drafts["method"], drafts["num_speculative_tokens"]) == ("ngram", 24)
+
+
+@pytest.mark.parametrize("changed", ["signature", "runner"])
+def test_server_drafts_nothing_and_says_so_where_vllm_takes_no_frames(changed, monkeypatch, caplog):
+    if changed == "runner":
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    else:
+        ((place, parameters), *_) = vllm_compat.SIGNATURES.items()
+        monkeypatch.setitem(vllm_compat.SIGNATURES, place, (*parameters, "other"))
+    assert "speculative-config" not in options(vllm_command(config({}), ENDPOINT, "cuda"))
+    assert "Nothing is drafted" in caplog.text
+    assert "speculative-config" in options(vllm_command(config({"speculation": "ngram"}), ENDPOINT, "cuda"))
 
 
 def test_pod_finds_its_first_server_in_server_list() -> None:

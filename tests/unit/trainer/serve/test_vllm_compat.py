@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -73,3 +74,22 @@ def _report(port: int, other: int) -> None:
     except OSError:
         sys.exit(torch.get_num_threads() - vllm_compat._Copy.threads)
     sys.exit(99)
+
+
+def test_model_runner_v2_takes_speculator_of_frames_and_leaves_others(monkeypatch):
+    from vllm.v1.worker.gpu import spec_decode
+
+    def taken(vllm_config, device, req_states):
+        return vllm_config.speculative_config.method
+
+    monkeypatch.setattr(spec_decode, "init_speculator", taken)
+    for _ in range(2):
+        vllm_compat.draft_frames_on_gpus(lambda *_: "ours")
+    drafts = {"method": "ngram_gpu", "prompt_lookup_min": 2}
+    for longest, wanted in ((48, "ours"), (8, "ngram_gpu")):
+        config = SimpleNamespace(speculative_config=SimpleNamespace(**drafts, prompt_lookup_max=longest))
+        assert spec_decode.init_speculator(config, None, None) == wanted
+
+
+def test_pinned_vllm_passes_what_speculator_takes():
+    assert vllm_compat._changed_signatures() == []

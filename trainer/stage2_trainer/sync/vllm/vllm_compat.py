@@ -6,19 +6,24 @@ a command line can be made where no vLLM is installed.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import importlib.util
 import logging
 import multiprocessing.context
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
+
+from stage2_api.vllm import FRAME_LOOKUP
 
 if TYPE_CHECKING:
     import uvicorn
@@ -254,6 +259,79 @@ def _expand(output: Tensor, values: Tensor, ends: Tensor, replace_from: float, r
     output.copy_(values.masked_fill(values == replace_from, replace_to).repeat_interleave(counts))
 
 
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+V2_SPECULATORS = "v1/worker/gpu/spec_decode"
+PROPOSED = (
+    "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states", "num_sampled",
+    "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds", "dp_sync_state", "dummy_run",
+    "skip_attn_for_dummy_run", "mm_inputs", "is_profile", "num_speculative_tokens",
+)  # fmt: skip
+"""What vLLM's model runner V2 passes to a speculator; the first ones by position."""
+SIGNATURES = {
+    (f"{V2_SPECULATORS}/__init__.py", "init_speculator"): ("vllm_config", "device", "req_states"),
+    (f"{V2_SPECULATORS}/ngram/speculator.py", "propose"): ("self", *PROPOSED),
+    (f"{V2_SPECULATORS}/speculator.py", "propose"): ("self", *PROPOSED),
+}
+"""Functions that `draft_frames_on_gpus` builds on, by file and name."""
+
+
+def draft_frames_on_gpus(create: Callable[[Any, Any, Any], Any]) -> None:
+    """Let vLLM's model runner V2 take drafts of the frame from what `create` returns.
+
+    V2 runs no class of ours (`method: custom_class`), so the configuration says `ngram_gpu`, with the lengths of
+    `stage2_api.vllm.FRAME_LOOKUP`, by which both are told apart. No upstream issue found. Goes when V2 takes a custom
+    class.
+    """
+    from vllm.v1.worker.gpu import spec_decode
+
+    plain = spec_decode.init_speculator
+    if hasattr(plain, "__wrapped__"):  # vLLM calls plugins more than once in some processes
+        return
+
+    @wraps(plain)
+    def init_speculator(vllm_config: Any, device: Any, req_states: Any) -> Any:
+        chosen = create if _drafts_frames(vllm_config.speculative_config) else plain
+        return chosen(vllm_config, device, req_states)
+
+    spec_decode.init_speculator = init_speculator
+    if runner := sys.modules.get("vllm.v1.worker.gpu.model_runner"):  # it has the plain one by name
+        runner.init_speculator = init_speculator  # type: ignore[attr-defined]
+
+
+def usable_drafts(drafts: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return what drafts tokens; None, with a warning, where vLLM would not take the frame from us on GPUs."""
+    if drafts is None or drafts != {**drafts, **FRAME_LOOKUP}:
+        return drafts
+    changed = _changed_signatures()
+    if os.environ.get(RUNNER_VARIABLE) == "0":
+        changed.insert(0, f"{RUNNER_VARIABLE}=0")
+    if not changed:
+        return drafts
+    logger.warning("Nothing is drafted: on GPUs frame needs model runner V2 of vLLM 0.32. Here: %s", "; ".join(changed))
+    return None
+
+
+def _changed_signatures() -> list[str]:
+    """Return the functions of SIGNATURES that the installed vLLM lacks or declares otherwise; none without vLLM.
+
+    Reads its sources: importing it takes seconds.
+    """
+    found = importlib.util.find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        return []
+    folder = Path(found.submodule_search_locations[0])
+    return [
+        f"{file}: {name}" for (file, name), wanted in SIGNATURES.items() if _parameters(folder / file, name) != wanted
+    ]
+
+
+def _parameters(file: Path, name: str) -> tuple[str, ...] | None:
+    """Return the names of a function's parameters; None if the file or the function is missing."""
+    nodes = ast.walk(ast.parse(file.read_text())) if file.is_file() else iter(())
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name == name]
+    return tuple(one.arg for one in functions[0].args.args) if functions else None
+
+
 def offer_model_inspections(kept: Path, cache_root: Path) -> None:
     """Give vLLM what it found out about models when the image was built.
 
@@ -277,17 +355,31 @@ def engine_words(vllm_config: Any) -> str:
 
     backend = vllm_config.attention_config.backend
     drafts = vllm_config.speculative_config
+    is_v2 = vllm_config.use_v2_model_runner
     flashinfer = current_platform.is_cuda() and envs.VLLM_USE_FLASHINFER_SAMPLER
     return (
-        f"model runner {'V2' if vllm_config.use_v2_model_runner else 'V1'},"
+        f"model runner {'V2' if is_v2 else 'V1'},"
         f" attention backend {backend.name if backend else 'of its own choice'},"
         f" sampler {'of FlashInfer' if flashinfer else 'of the runner'},"
-        f" {f'drafts of up to {drafts.num_speculative_tokens} tokens by {_drafter(drafts)}' if drafts else 'no drafts'}"
+        f" {_draft_words(drafts, is_v2=is_v2)}"
     )
 
 
-def _drafter(drafts: Any) -> str:
+def _draft_words(drafts: Any, *, is_v2: bool) -> str:
+    if not drafts:
+        return "no drafts"
+    return f"drafts of up to {drafts.num_speculative_tokens} tokens by {_drafter(drafts, is_v2=is_v2)}"
+
+
+def _drafter(drafts: Any, *, is_v2: bool) -> str:
+    if is_v2 and _drafts_frames(drafts):
+        return "FrameSpeculator"
     return str(drafts.model).rpartition(".")[2] if drafts.method == "custom_class" else str(drafts.method)
+
+
+def _drafts_frames(drafts: Any) -> bool:
+    """Whether `draft_frames_on_gpus` drafts, by vLLM's own configuration."""
+    return all(getattr(drafts, name) == value for name, value in FRAME_LOOKUP.items())
 
 
 def planned_engine_words(options: Mapping[str, Any]) -> str:

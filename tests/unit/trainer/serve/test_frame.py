@@ -9,7 +9,8 @@ from transformers import AutoTokenizer
 
 from stage2_trainer.matching import ground_truth, serialize_objects
 from stage2_trainer.serve import frame_proposer
-from stage2_trainer.serve.frame_proposer import Frame, FrameProposer
+from stage2_trainer.serve.frame import LEAD, NEVER, Frame
+from stage2_trainer.serve.frame_proposer import FrameProposer
 from tests.integration.conftest import ROOT
 
 MOST = 24
@@ -68,6 +69,19 @@ def test_frame_is_drafted_up_to_next_coordinate(frame, tokenizer, written, follo
     )
 
 
+def test_frame_follows_name_that_only_prompt_has(frame, tokenizer):
+    prompt = "<|im_start|>user\nList each traffic light, cat, and dog.<|im_end|>\n<|im_start|>assistant\n"
+    tokens = encode(tokenizer, prompt + '{"object_1": {"desc": "traffic light')
+    assert tokenizer.decode(frame.draft(tokens, MOST)) == '", "bbox_2d": ["'
+
+
+def test_number_follows_last_one_of_request_where_digits_differ(frame, tokenizer):
+    one = {"desc": "dog", "bbox_2d": [1, 2, 3, 4]}
+    for count in (9, 10, 99, 999):
+        answer = serialize_objects(ground_truth({f"object_{i}": one for i in range(1, count + 1)}).objects)
+        assert draft(frame, tokenizer, answer[:-4]).startswith(f'"]}}, "object_{count + 1}": {{"desc": "')
+
+
 def test_drafting_saves_most_decoding_steps(frame, tokenizer):
     tokens, answer = encode(tokenizer, PROMPT), encode(tokenizer, ANSWER + "<|im_end|>")
     position, steps = 1, 1
@@ -85,13 +99,13 @@ def test_frame_of_other_answer_format_is_learned_from_first_object(frame, tokeni
     assert draft(frame, tokenizer, one + '{"box":["<|coord_3|>').startswith('","')
 
 
-def test_token_ids_in_surrogate_range_are_drafted(frame):
+def test_tokens_that_tokenizer_lacks_are_drafted(tokenizer):
     surrogates = np.array([0xD800, 0xDFFF, 0xDC00, 7], dtype=np.int32)
-    assert frame.draft(np.tile(surrogates, 3)[:-2], 3) == [0xDC00, 7, 0xD800]
+    assert Frame(tokenizer, 0xE000).draft(np.tile(surrogates, 3)[:-2], 3) == [0xDC00, 7, 0xD800]
 
 
 def test_frame_between_coordinates_is_drafted_without_tokens_for_keys(tokenizer, monkeypatch):
-    monkeypatch.setattr(Frame, "_leading_to", lambda *_: "")
+    monkeypatch.setattr(Frame, "_lead", lambda *_: np.full(LEAD, NEVER, dtype=np.int32))
     assert draft(Frame(tokenizer), tokenizer, '{"object_1": {"desc": "dog", "bbox_2d": ["<|coord_1|>') == '", "'
 
 
@@ -101,7 +115,7 @@ def test_vllm_gets_drafts_only_for_requests_with_new_tokens_and_room(tokenizer, 
     longest = len(text) + 1
     config = SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=MOST),
-        model_config=SimpleNamespace(max_model_len=longest),
+        model_config=SimpleNamespace(max_model_len=longest, get_vocab_size=lambda: 0),
     )
     rows = np.zeros((3, longest), dtype=np.int32)
     rows[:, : len(text)] = text
