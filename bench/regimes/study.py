@@ -36,6 +36,7 @@ from tiny_model.crowded import HELD_OUT
 BASE = Path(__file__).parents[2] / "examples" / "tiny-unordered"
 SMALL = 300 * 300  # of 1000 x 1000: about half of the shapes are smaller
 DEVELOPMENT, CALIBRATION = 200, 50  # complete images for the choice of a step, and of a bias
+REWARD = "labels.py"
 FIGURES = (
     "f1@0.5", "f1_class@0.5", "precision@0.5", "recall@0.5", "desc_exact", "objects_per_truth", "truncated_rate",
     "duplicate_rate",
@@ -88,7 +89,7 @@ class Study:
         return self._line("start", 0, 0.0, self._figures([self.start])[0], chosen=steps[best])
 
     def lines(self, name: str) -> Iterator[Mapping[str, Any]]:
-        """Run an arm; yield its line, and those of its best step and of its best bias where it has them."""
+        """Run an arm; yield its line, and those of its quarters, best step and best bias where it has them."""
         arm, output = ARMS[name], self.folder / "runs" / name
         shutil.rmtree(output, ignore_errors=True)
         sizes = self.regime.sizes
@@ -96,25 +97,42 @@ class Study:
         sizes = replace(sizes, steps=steps, rate=sizes.rate * arm.rate)
         config = self._config(pays.Arm(arm.what, arm.variant, arm.matching), sizes, self.start, output)
         config["custom"]["train_jsonl"] = str(self._annotated(arm))
-        config["training"] |= {"save_steps": steps // 4 if arm.chosen else steps, "save_total_limit": 100}
+        save = steps // 4 if arm.chosen or arm.quarters else steps
+        config["training"] |= {"save_steps": save, "save_total_limit": 100}
+        if arm.reward:
+            config["rlhf"] |= {"reward_funcs": [f"{REWARD}:reward"], "reward_files": {REWARD: arm.reward}}
         with _cut() if arm.cut else _as_it_is():
             learn_here(parse_run_config(config))
         cpu_s = sum(one["step/cpu_s"] for one in records_of(output, "step"))
         last = output / f"checkpoint-{steps}"
         yield self._line(name, steps, cpu_s, self._figures([last])[0])
         if arm.chosen:
-            yield from self._chosen(name, last, cpu_s)
+            yield from self._early(name, last, cpu_s)
+        if arm.chosen or arm.biased:
+            bias = self._best_bias(last)
+            figures = self._figures([last], longer=[bias])[0]
+            yield self._line(f"{name}, {BIASED}", steps, cpu_s, figures, chosen=bias)
+        if arm.quarters:
+            yield from self._quarters(name, last)
         shutil.rmtree(output)
 
-    def _chosen(self, name: str, last: Path, cpu_s: float) -> Iterator[Mapping[str, Any]]:
+    def _quarters(self, name: str, last: Path) -> Iterator[Mapping[str, Any]]:
+        spent = [one["step/cpu_s"] for one in records_of(last.parent, "step")]
+        steps = [len(spent) * part // 4 for part in (1, 2, 3)]
+        every = self._figures([last.with_name(f"checkpoint-{one}") for one in steps])
+        for step, figures in zip(steps, every, strict=True):
+            yield self._line(f"{name}, {step} steps", step, sum(spent[:step]), figures)
+
+    def _early(self, name: str, last: Path, cpu_s: float) -> Iterator[Mapping[str, Any]]:
         steps = int(last.name.rpartition("-")[2])
         quarters = [self.start, *(last.with_name(f"checkpoint-{steps * part // 4}") for part in (1, 2, 3)), last]
         best = self._best(quarters)
         figures = self._figures([quarters[best]])[0]
         yield self._line(f"{name}, {EARLY}", steps * best // 4, cpu_s, figures, chosen=best)
-        scores = self._figures([last], "dev", CALIBRATION, longer=BIASES)
-        bias = BIASES[max(range(len(BIASES)), key=lambda place: scores[place]["f1@0.5"])]
-        yield self._line(f"{name}, {BIASED}", steps, cpu_s, self._figures([last], longer=[bias])[0], chosen=bias)
+
+    def _best_bias(self, checkpoint: Path) -> float:
+        scores = self._figures([checkpoint], "dev", CALIBRATION, longer=BIASES)
+        return BIASES[max(range(len(BIASES)), key=lambda place: scores[place]["f1@0.5"])]
 
     def _best(self, checkpoints: Sequence[Path]) -> int:
         scores = [one["f1@0.5"] for one in self._figures(checkpoints, "dev", DEVELOPMENT)]
@@ -147,15 +165,18 @@ class Study:
         if not (arm.best_of or arm.found_by):
             return path
         answers = arm.best_of or arm.found_by
+        found = self.data / f"train-{'best' if arm.best_of else 'found'}-of-{answers}{'-longer' * arm.longer}.jsonl"
+        if found.exists():
+            return found
         temperature = pays.TEMPERATURE if answers > 1 else 0.0
-        rounds = self._scores([self.start] * answers, "train", count, temperature=temperature)
+        longer = [self._best_bias(self.start) if arm.longer else 0.0]
+        rounds = self._scores([self.start] * answers, "train", count, temperature=temperature, longer=longer)
         images = [list(each) for each in zip(*(one.images for one in rounds), strict=True)]
         pairs = zip(_records(path), images, strict=True)
         if arm.best_of:
             taught = [{**one, "objects": _written(max(each, key=_rank)) or one["objects"]} for one, each in pairs]
         else:
             taught = [joined(one, [_written(image) for image in each]) for one, each in pairs]
-        found = self.data / f"train-of-{answers}.jsonl"
         _write(found, taught)
         return found
 
@@ -260,7 +281,9 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 
 def _write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    unfinished = path.with_suffix(".unfinished")
+    unfinished.write_text("".join(json.dumps(one) + "\n" for one in records), encoding="utf-8")
+    unfinished.rename(path)
 
 
 @contextmanager

@@ -33,8 +33,10 @@ def tables(lines: Sequence[Line], regimes: Sequence[str]) -> Iterator[str]:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    order = ["start", *(f"{name}{tail}" for name in ARMS for tail in ("", f", {EARLY}", f", {BIASED}"))]
-    return [name for name in order if any(one["arm"] == name for one in lines)]
+    """Return the names of the runs in the order of `ARMS`; those of an arm in the order in which it writes them."""
+    found = {str(one["arm"]): None for one in lines}
+    order = ["start", *ARMS]
+    return sorted(found, key=lambda name: order.index(name.partition(", ")[0]))
 
 
 def _means(arms: Mapping[str, Mapping[int, Line]]) -> Iterator[str]:

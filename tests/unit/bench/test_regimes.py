@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 from bench.regimes import study
 from bench.regimes.__main__ import main
-from bench.regimes.arms import ARMS, REGIMES
+from bench.regimes.arms import ARMS, LABELS_FOUND, REGIMES
 from bench.regimes.study import joined
 from bench.regimes.table import difference, tables
 
+from stage2_trainer.data.records import Record
+from stage2_trainer.grpo.loaded_rewards import load_rewards
+from stage2_trainer.grpo.rewards import Sample
 from stage2_trainer.matching import GroundTruth, GTObject, build_target, serialize_objects
 from tests.unit.trainer.matching.golden import toy_vocab
 
@@ -61,6 +64,17 @@ def test_cut_keeps_matches_in_order_and_teaches_the_rest_anew() -> None:
     assert build_target(swapped, truth, vocab).matching == whole.matching, "the cut ends with its block"
 
 
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("a", 0.5), ("ab", 1.0), ("abc", 1.0), ("ac", 0.5), ("", 0.0), ("aabb", 0.5)],
+)
+def test_reward_of_labels_counts_what_repeats_and_not_what_no_label_names(answer: str, expected: float) -> None:
+    boxes = {name: GTObject(name, "bbox", (at, 0, at + 90, 90)) for name, at in (("a", 0), ("b", 200), ("c", 400))}
+    record = Record(0, "one", (), 100, 100, (boxes["a"], boxes["b"]))
+    (reward,) = load_rewards(["labels.py:reward"], [1.0], files={"labels.py": LABELS_FOUND})
+    assert reward(Sample(serialize_objects([boxes[one] for one in answer]), record)) == expected
+
+
 def test_difference_has_students_interval_and_a_single_start_none() -> None:
     assert difference([0.1, 0.2, 0.3]) == "+0.200 [-0.048, +0.448]"
     assert difference([-0.25]) == "-0.250 (one start)"
@@ -84,9 +98,23 @@ def test_table_compares_arms_start_by_start(tmp_path: Path, capsys: pytest.Captu
     assert capsys.readouterr().out == told
 
 
+def test_table_has_every_line_of_an_arm_in_the_order_of_the_arms() -> None:
+    figures = dict.fromkeys(study.FIGURES, 0.5)
+    names = ["n-long", "n-long, 125 steps", "a", "a, best step", "start"]
+    lines = [{"regime": "few-150", "start": 1, "arm": arm, "steps": 1, "cpu_s": 1.0, **figures} for arm in names]
+    rows = [one for one in tables(lines, ["few-150"]) if "| 1 | 1 |" in one]
+    assert [row.split(" | ")[0].lstrip("| (") for row in rows] == [
+        "start",
+        "a) stage 1 continued",
+        "a) stage 1 continued, best step",
+        "n-long) (n), 25 / 3 of the steps",
+        "n-long) (n), 25 / 3 of the steps, 125 steps",
+    ]
+
+
 def test_every_checkpoint_that_is_looked_at_is_saved() -> None:
     for regime in REGIMES.values():
         first = regime.start_steps[0]
         assert all(step % first == 0 for step in regime.start_steps)
         for arm in ARMS.values():
-            assert not arm.chosen or round(regime.sizes.steps * arm.steps) % 4 == 0
+            assert not (arm.chosen or arm.quarters) or round(regime.sizes.steps * arm.steps) % 4 == 0
