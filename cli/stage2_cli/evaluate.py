@@ -245,9 +245,9 @@ def _check(config: RunConfig, checkpoints: Sequence[Path]) -> None:
 
 
 def _check_drafts(config: RunConfig, lengths: Lengths) -> None:
-    """Raise ConfigError where servers were configured to make drafts, beside which vLLM refuses a bias."""
+    """Raise ConfigError where servers may make drafts, beside which vLLM refuses a bias."""
     method = config.rollout_matching.vllm.speculation
-    if any(lengths.nats) and config.rollout_matching.uses_servers and method not in ("none", "auto"):
+    if any(lengths.nats) and config.rollout_matching.uses_servers and method != "none":
         rule = f"must be none for {LONGER}: vLLM refuses a bias beside drafts"
         raise refused(SPECULATION, method, rule, "set it to none, and start the servers again")
 

@@ -366,12 +366,13 @@ def test_bias_option_is_refused_for_saved_answers(files):
     assert (done.returncode, "a checkpoint must answer under it" in said) == (64, True), said
 
 
-def test_bias_option_is_refused_with_speculative_servers(tmp_path):
+@pytest.mark.parametrize("drafts", ["ngram", "auto"])
+def test_bias_option_is_refused_with_speculative_servers(tmp_path, drafts):
     checkpoint = tmp_path / "checkpoint-2"
     checkpoint.mkdir()
     (checkpoint / "trainer_state.json").write_text("{}")
-    drafting = {"extra": {"rollout_matching": {"vllm": {"speculation": "ngram"}}}, "val_jsonl": "train.jsonl"}
+    drafting = {"extra": {"rollout_matching": {"vllm": {"speculation": drafts}}}, "val_jsonl": "train.jsonl"}
     config = run_over(tmp_path, merge_patch(MATCHING, {"custom": drafting}), RECORD)
     request = EvaluationRequest([], Path(), lengths=Lengths((1.0,)))
-    with pytest.raises(ConfigError, match=r"speculation: 'ngram'; must be none for --longer"):
+    with pytest.raises(ConfigError, match=rf"speculation: '{drafts}'; must be none for --longer"):
         evaluate_checkpoints(tmp_path / config, [checkpoint], request)
