@@ -128,7 +128,7 @@ def image_chat(path: Path, pixels: np.ndarray | None = None) -> list[dict[str, A
 
 
 def verify(model, probe, clients, *, tolerance, adapter=None, ask=server_logprobs):
-    """Compare every server with the learner, once; a doubt is an error too. Returns the reports."""
+    """Compare every server with the learner, once; a doubt is an error too. Returns the gap of each."""
     text = text_tokens(probe.inputs["mm_token_type_ids"])
     own = learner_logprobs(model, probe.inputs).cpu()[text]
     found = {f"server {client.base_url}": ask(client, probe, adapter=adapter)[text] for client in clients}

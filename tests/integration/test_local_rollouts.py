@@ -247,7 +247,7 @@ def test_colocated_engine_answers_with_weights_of_every_step(
     imports = (*forked.VLLM, *forked.LEARNER)
     steps, output = learn(config, processes=processes, imports=imports)
     # each sync is proved: log-probabilities of a prompt with an image, against the learner's own
-    assert output.count("proved: the colocated engine answers as the learner does") == FEW * processes
+    assert output.count("proved: the colocated engine has the learner's log-probabilities") == FEW * processes
     assert [step["sync/version"] for step in steps] == list(range(FEW))
     assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
     assert "drafts of up to 24 tokens by FrameProposer" in output
@@ -273,7 +273,7 @@ def test_colocated_engine_with_sleep_level_2_answers_with_weights_of_each_step(
     steps, output = learn(config, run=forgetful, imports=(*forked.VLLM, *forked.LEARNER))
     assert losses(steps) == pytest.approx(losses(alone[1])[:FEW], rel=ROUNDING), "it answers as the learner itself"
     evaluations = FEW + 1  # one before the first step
-    assert output.count("proved: the colocated engine answers as the learner does") == FEW + evaluations
+    assert output.count("proved: the colocated engine has the learner's log-probabilities") == FEW + evaluations
     assert [step["sync/version"] for step in steps] == list(range(FEW))
     lines = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     assert {(line["step"], line["version"]) for line in lines} == {(step, step) for step in range(evaluations)}

@@ -226,8 +226,8 @@ def test_server_answers_like_learner_after_push(kind, sync, client, backend, bas
     before = server_logprobs(client, probe)
     policy = policies.trained(base, kind)
     report = sync.push(policy, version=2)
-    (proof,) = policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
-    assert proof.gap.tokens == int(text_tokens(probe.inputs["mm_token_type_ids"]).sum()) > 0
+    (gap,) = policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE).values()
+    assert gap.tokens == int(text_tokens(probe.inputs["mm_token_type_ids"]).sum()) > 0
     assert (server_logprobs(client, probe) - before).abs().max() > MOVED
     (rollout,) = backend.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 2, 0), version=2)
     assert rollout.token_ids == policies.greedy(policy, probe.inputs, NEW_TOKENS)

@@ -125,7 +125,7 @@ def test_two_processes_train_like_one(alone, together, scope):
     assert_same_figures(steps, expected)
     assert_same_weights(weights(one, STEPS), weights(two, STEPS), ALIKE)
     assert answers(two) == answers(one)
-    assert log.count("answers as the learner does") >= STEPS, "each sync is proved, by one process"
+    assert log.count("has the learner's log-probabilities") >= STEPS, "each sync is proved, by one process"
 
 
 def struck_in(phase, **environment):
@@ -151,7 +151,7 @@ def test_two_processes_with_vllm_train_like_one(config_of, tmp_path):
     steps, log = learn(config_of(two, learners="sharded", **few), processes=2)
     assert_same_figures(steps, expected)
     assert answers(two) == answers(one)
-    assert log.count("answers as the learner does") == FEW, "each sync is proved, by one process"
+    assert log.count("has the learner's log-probabilities") == FEW, "each sync is proved, by one process"
 
 
 def zero_with_weights(stage):
@@ -180,7 +180,7 @@ def test_zero_3_trains_like_one_process_with_bounded_push_memory(alone, config_o
     assert_same_figures(steps, expected)
     assert_same_weights(weights(one, STEPS), weights(tmp_path, STEPS), ALIKE)
     assert steps[1]["sync/bytes"] == expected[1]["sync/bytes"], "what can have changed"
-    assert log.count("answers as the learner does") >= STEPS
+    assert log.count("has the learner's log-probabilities") >= STEPS
     for process in range(2):
         held = json.loads((tmp_path / f"whole-{process}.json").read_text())
         assert 0 < held["push"] <= BUCKET_BYTES + LARGEST_BYTES < held["all"] / 4

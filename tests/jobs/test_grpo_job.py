@@ -64,7 +64,7 @@ def test_learner_runs_two_processes(ran: Ran, installed: Path) -> None:
 def test_server_holds_two_model_copies_and_both_receive_weights(ran: Ran) -> None:
     """Digests of what each copy merged are compared with the learner's; prompts of proofs go to one copy in turn."""
     assert f"transfer group with {COPIES} workers" in ran.log
-    assert ran.log.count("answers as the learner does") == STEPS
+    assert ran.log.count("has the learner's log-probabilities") == STEPS
 
 
 def test_status_reports_tokens_per_second(ran: Ran) -> None:
