@@ -22,7 +22,7 @@ ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.support.once_more $(@:test-%=%) -q
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.support.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-processes ci-processes ci-cluster test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image release clean
+.PHONY: help setup demo demo-cluster test test-processes test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image release clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -42,19 +42,10 @@ test: setup ## All tests but those of test-jobs
 	$(NEEDS)
 	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-processes test-cluster
 
-# What computes. Unit tests come last: they leave memory for the jobs, which .ci/run then has beside them.
+# What computes, while the tiers with a cluster wait for most of their time.
 test-processes: setup
 	$(MAKE) --no-print-directory test-integration
 	$(MAKE) --no-print-directory test-unit
-
-# Of .ci/run: one computes, the other waits for most of its time.
-ci-processes: setup
-	$(MAKE) --no-print-directory test-processes
-	$(MAKE) --no-print-directory test-mutants SAMPLE=8
-
-ci-cluster: setup
-	$(MAKE) --no-print-directory test-cluster
-	$(MAKE) --no-print-directory test-jobs
 
 test-unit: setup ## Functions and modules, without servers or a cluster
 	$(ONCE_MORE) $(BY_FILE) $(TESTS)
