@@ -5,6 +5,7 @@ The first is the import of annotations, for each command that takes a data file.
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -14,12 +15,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TextIO
 
 from stage2_api.errors import refused
 from stage2_trainer.prepare.formats import data_file, import_words
 from stage2_trainer.prepare.project_request import ProjectRequest
 
+STDERR = 2  # the file descriptor
 _SIGNALLED = 128  # a shell's exit code for a process that a signal ended, without the signal's number
 
 
@@ -75,22 +76,22 @@ def imported(path: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
 
     A data file is yielded itself. Raises ConfigError, and ImportFailed.
     """
-    words = import_words(path) if path.is_dir() or path.is_file() else None
+    words = import_words(path) if os.path.isdir(path) or os.path.isfile(path) else None
     if words is None:
         yield data_file(path), ()
         return
     with TemporaryDirectory() as folder:
         records = Path(folder, f"{path.resolve().stem}.jsonl")
         step = Step(("import", *words, "--output", str(records)), Path.cwd())
-        if code := run_step(step, output=sys.stderr):
+        if code := run_step(step, output=STDERR):
             raise ImportFailed(code)
-        yield records, (str(path if path.is_dir() else path.parent),)
+        yield records, (str(path if os.path.isdir(path) else path.parent),)
 
 
-def run_step(step: Step, output: TextIO | None = None) -> int:
+def run_step(step: Step, output: int | None = None) -> int:
     """Run a step to its end; return its exit code. It gets the terminal's Ctrl-C itself, and saves what it has.
 
-    output: what it prints to, if not to this process's standard output.
+    output: the file descriptor that it prints to, if not this process's standard output.
     """
     command = [sys.executable, "-m", "stage2_cli", *step.words]
     with subprocess.Popen(command, cwd=step.folder, stdout=output) as process:

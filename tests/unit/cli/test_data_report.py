@@ -139,8 +139,8 @@ def test_file_without_valid_records_prints_no_zero_figures(tmp_path: Path, capsy
 
 
 def test_file_of_another_tool_is_reported_without_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "x.jsonl").write_text('{"messages": [], "images": ["a.png"], "objects": {"ref": []}}\n' * 30)
-    with pytest.raises(ConfigError, match="has the form of chat messages, as ms-swift"):
+    (tmp_path / "x.jsonl").write_text('{"filename": "a.png", "detection": {"instances": []}}\n' * 30)
+    with pytest.raises(ConfigError, match="has the form of ODVG, of Grounding DINO"):
         show_data(tmp_path / "x.jsonl")
     assert capsys.readouterr().out == ""
 

@@ -10,7 +10,7 @@ ALLOWED = {
     "report/stage2_report/terminal.py: print(json_text(value, indent=indent))",
     "trainer/stage2_trainer/telemetry/run_log.py: sys.stdout.write(json_text(document) + '\\n')",
     # YAML, whose own escapes the renderer asks for
-    "cli/stage2_cli/main.py: sys.stdout.write(render_it(file, namespace=namespace, changes=changes or []))",
+    "cli/stage2_cli/main.py: sys.stdout.write(text)",
 }
 
 

@@ -128,7 +128,7 @@ def test_checkpoint_without_optimizer_state_restarts_optimizer_and_schedule(make
     state = read_run(saved, learner.engine)
     assert state.global_step == 2
     assert learner.engine.optimizer.state_dict()["state"] == {}
-    assert "optimizer and schedule begin anew" in caplog.text
+    assert "optimizer and schedule start afresh" in caplog.text
 
 
 def test_checkpoint_contains_processor_files(learner, model_path, tmp_path):
