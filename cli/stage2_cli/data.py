@@ -70,6 +70,13 @@ class Written:
             raise refused("--add-labels", str(self.add_labels), rule, "add --unlabelled-by MODEL")
         _check_beside("--add-labels", path, self.add_labels)
 
+    def check_imported(self, path: Path) -> None:
+        """Raise ConfigError if a data file is to be written of annotations, whose records are gone afterwards."""
+        for option, output in (("--sorted", self.ordered), ("--add-labels", self.add_labels)):
+            if output is not None:
+                rule = f"is written from a data file, and {path} holds annotations"
+                raise refused(option, str(output), rule, "run `stage2 import` first, and give its data file")
+
     def write(self, path: Path, rules: RecordRules, found: Profile, examined: Examined | None) -> None:
         """Write the files. Raises ConfigError."""
         if self.pictures is not None and examined:
@@ -100,6 +107,8 @@ def show_data(
     """
     try:
         with imported(path) as (records, roots):
+            if roots:
+                written.check_imported(path)
             written.check(records, unlabelled_by=unlabelled_by)
             rules = RecordRules(units=units, image_roots=roots)
             return _show_records(records, rules, model, written, unlabelled_by, as_json=as_json)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.data.reading_order import Bounds, in_reading_order
 from stage2_trainer.data.records import Record, RecordRules, lines, load_records
 from stage2_trainer.infer.unlabelled import AGREED, SAMPLES, Agreement, Estimate, Named
+from stage2_trainer.matching.ground_truth import BINS_ONLY, GTObject, InvalidObject, Measure, read_object
 from stage2_trainer.process.activity import ACTIVITY
 
 if TYPE_CHECKING:
@@ -88,25 +90,33 @@ def examine(path: Path, model: str, rules: RecordRules, *, all_images: bool = Fa
 def write_labelled(path: Path, output: Path, rules: RecordRules, examined: Examined) -> None:
     """Write a data file whose records label the boxes without a label, too, and are the same in all else.
 
-    The objects of a record that gains some are in reading order.
+    The objects of a record that gains some are in reading order. A box that no data file may hold, such as one without
+    area or with the text of a token in its name, is left out.
     """
     added = {record.index: image.unlabelled for record, image in zip(examined.records, examined.images, strict=True)}
     with new_file("--add-labels", output) as aside, aside.open("w", encoding="utf-8") as file:
         for line in lines(path):
             raw = json.loads(line.text)
-            if boxes := [(_bins(one), one.desc) for one in added.get(line.position, ())]:
+            if boxes := added.get(line.position):
                 labels = line.record(rules.without_images()).objects
-                of_labels = [(one.bins, one.desc, raw) for one, raw in zip(labels, raw["objects"], strict=True)]
-                of_boxes = [(bins, desc, _label(bins, desc)) for bins, desc in boxes]
+                pairs = [*zip(labels, raw["objects"], strict=True), *_labels_of(boxes, raw)]
                 in_order = in_reading_order(
-                    [*of_labels, *of_boxes], lambda one: Bounds.from_bins(one[0]), lambda one: (one[0], one[1])
+                    pairs, lambda pair: Bounds.from_bins(pair[0].bins), lambda pair: (pair[0].bins, pair[0].desc)
                 )
-                raw["objects"] = [written for _, _, written in in_order]
+                raw["objects"] = [written for _, written in in_order]
             file.write(json.dumps(raw, ensure_ascii=False) + "\n")
 
 
-def _label(bins: Sequence[int], desc: str) -> dict[str, Any]:
-    return {"desc": desc, "bbox_2d": [coord_token(one) for one in bins]}
+def _labels_of(boxes: Sequence[Named], raw: Mapping[str, Any]) -> Iterator[tuple[GTObject, dict[str, Any]]]:
+    """Yield boxes as objects of a record: in tokens, or in pixels where its units are pixels."""
+    sides = (raw["width"], raw["height"])
+    in_pixels = raw.get("units") == "pixels"
+    measure = Measure("pixels", sides, of_record=True) if in_pixels else BINS_ONLY
+    for one in boxes:
+        pixels = [round(number / BINS * side) for number, side in zip(one.box, sides * 2, strict=True)]
+        label = {"desc": one.desc, "bbox_2d": pixels if in_pixels else [coord_token(k) for k in _bins(one)]}
+        with suppress(InvalidObject):
+            yield read_object(label, measure), label
 
 
 def _bins(one: Named) -> tuple[int, ...]:

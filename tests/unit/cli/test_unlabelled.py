@@ -75,6 +75,37 @@ def test_boxes_without_label_become_labels_in_rows(data: Path, tmp_path: Path) -
     assert [{**one, "objects": []} for one in after] == [{**one, "objects": []} for one in before]
 
 
+def test_added_labels_are_pixels_where_units_are(data: Path, tmp_path: Path) -> None:
+    label = {"desc": "cat", "bbox_2d": [10, 5, 40, 20]}
+    record = {"images": ["a.png"], "objects": [label], "units": "pixels", "width": 100, "height": 50}
+    data.write_text(json.dumps(record) + "\n", encoding="utf-8")
+    serving, _ = server(CAT, DOG)
+    with serving as served:
+        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+    (_, dog) = json.loads((tmp_path / "labelled.jsonl").read_text())["objects"]
+    assert dog == {"desc": "dog", "bbox_2d": [60, 5, 90, 20]}
+    assert show_data(tmp_path / "labelled.jsonl") == 0
+
+
+def test_boxes_that_no_data_file_may_hold_are_not_added(data: Path, tmp_path: Path) -> None:
+    token = ("a <|coord_5|>", (20, 500, 90, 800))
+    serving, _ = server(CAT, DOG, token)
+    with serving as served:
+        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+    assert all(
+        [one["desc"] for one in json.loads(line)["objects"]] == ["cat", "dog"]
+        for line in (tmp_path / "labelled.jsonl").open()
+    )
+    assert show_data(tmp_path / "labelled.jsonl") == 0
+
+
+def test_added_labels_are_refused_for_annotations(tmp_path: Path) -> None:
+    coco = {"images": [], "annotations": [], "categories": []}
+    (tmp_path / "x.json").write_text(json.dumps(coco), encoding="utf-8")
+    with pytest.raises(ConfigError, match="run `stage2 import` first"):
+        Written(add_labels=tmp_path / "labelled.jsonl").check_imported(tmp_path / "x.json")
+
+
 def test_added_labels_keep_units_and_order_of_other_records(data: Path, tmp_path: Path) -> None:
     labels = [{"desc": "dog", "bbox_2d": [60, 5, 90, 20]}, {"desc": "cat", "bbox_2d": [10, 5, 40, 20]}]
     record = {"images": ["a.png"], "objects": labels, "units": "pixels", "width": 100, "height": 50}
