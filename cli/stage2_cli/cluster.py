@@ -38,6 +38,10 @@ class RequestRefused(JobError):
     exit_code = EXIT_CONFIG
 
 
+class NotFound(RequestRefused):
+    """A request about an object that is not there."""
+
+
 class ClusterUnavailable(JobError):
     """No API server is configured, or it cannot be reached or cannot answer now."""
 
@@ -104,7 +108,7 @@ class Cluster:
             reason = _sentence(error.body) or f"{error.status} {error.reason}"
             if not error.status or error.status in (408, 429) or error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise ClusterUnavailable(f"{host}: {reason}") from error
-            raise RequestRefused(reason) from error
+            raise (NotFound if error.status == HTTPStatus.NOT_FOUND else RequestRefused)(reason) from error
         except HTTPError as error:
             raise ClusterUnavailable(f"{host} cannot be reached: {error}") from error
         except ValueError as error:  # some other server answered

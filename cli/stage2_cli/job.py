@@ -18,7 +18,7 @@ from stage2_api.job import GROUP, PLURAL, VERSION, ObjectMeta
 from stage2_api.job_status import JobStatus
 from stage2_api.log_lines import split_lines
 from stage2_api.validation.validate import validate
-from stage2_cli.cluster import APPLY, MANAGER, MERGE, Cluster, ClusterUnavailable, JobError, RequestRefused, connect
+from stage2_cli.cluster import APPLY, MANAGER, MERGE, Cluster, ClusterUnavailable, JobError, NotFound, connect
 from stage2_cli.config_files import read_job
 from stage2_controller.job import names
 
@@ -216,8 +216,12 @@ class Job:
             over = self._is_over()
             new = [one for pod in self._pods(role) for one in _starts(pod, role) if one not in read]
             for pod, container, _ in new:
-                arguments = (self._log(role, pod, container, follow=True), lines)
-                threading.Thread(target=_put, args=arguments, daemon=True).start()
+                try:
+                    log = self._log(role, pod, container, follow=True)
+                except NotFound:  # the pod was removed since it was listed
+                    ended += 1
+                else:
+                    threading.Thread(target=_put, args=(log, lines), daemon=True).start()
             read.update(new)
             if over and ended == len(read):
                 return
@@ -227,7 +231,7 @@ class Job:
         """Return whether no pod of the job starts again; objects of static YAML have no job that would say so."""
         try:
             return self.status().phase in ("Succeeded", "Failed", "Suspended")
-        except RequestRefused:
+        except NotFound:
             return True
 
     def report(self, html: str | Path | None = None) -> None:

@@ -101,7 +101,10 @@ def api_server(folder: Path) -> Iterator[JobApi]:
             api.requests.append((self.command, url.path, query))
             api.headers.append(dict(self.headers))
             if (found := CORE.fullmatch(url.path)) and found[3]:
-                self._log(api.logs[found[3], query["container"]], follow="follow" in query)
+                if (log := api.logs.get((found[3], query["container"]))) is None:
+                    self._document(404, {"message": f'pods "{found[3]}" not found'})
+                else:
+                    self._log(log, follow="follow" in query)
             else:
                 self._document(*api.answer(self.command, url.path, query, body))
 

@@ -209,6 +209,13 @@ def test_followed_log_goes_on_where_learner_starts_again(
     assert list(log) == []
 
 
+def test_pod_that_is_removed_before_its_log_is_read_ends_no_followed_log(api: JobApi, job: Job) -> None:
+    api.released.set()
+    api.report(NAME, phase="Succeeded")
+    api.pods, api.logs = [pod("gone", "learner"), pod("a", "learner")], {("a", "learner"): [b"one\n"]}
+    assert list(job.logs(follow=True)) == ["one"]
+
+
 def test_followed_log_of_static_objects_ends_with_their_container(api: JobApi, job: Job) -> None:
     api.released.set()
     api.jobs.clear()
