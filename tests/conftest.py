@@ -13,7 +13,13 @@ from tests.support.tools import tool
 
 os.environ["ROOT_IMAGE_DIR"] = tempfile.gettempdir()  # records of a test name images of other temporary folders
 
-pytest_plugins = ["pytester", "tests.support.clusters", "tests.support.together", "tests.support.turns"]
+pytest_plugins = [
+    "pytester",
+    "tests.support.clusters",
+    "tests.support.costs",
+    "tests.support.together",
+    "tests.support.turns",
+]
 
 
 @pytest.hookimpl(wrapper=True)

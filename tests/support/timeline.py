@@ -1,6 +1,7 @@
 """Measure where the processors of a whole run of tests go: a table of tiers, and a picture of busy cores over time.
 
-    python -m tests.support.timeline OUTPUT COMMAND...  run a command, write OUTPUT.json, OUTPUT.svg and print the table
+    python -m tests.support.timeline OUTPUT COMMAND...  run a command, write OUTPUT.json, OUTPUT.svg,
+                                                        OUTPUT.costs.jsonl (costs.py), and print the table
     python -m tests.support.timeline --draw OUTPUT      draw OUTPUT.svg again from OUTPUT.json
 
 Each second one sample: the busy share of all cores, and the CPU seconds of each tier that runs, which are those of all
@@ -10,6 +11,7 @@ processes below the process that runs the tier, dead ones included. A tier begin
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
+
+from tests.support import costs
 
 TIERS = {
     "unit": r"tests\.support\.once_more unit|pytest .*tests/unit",
@@ -60,10 +64,10 @@ class Timeline:
         yield f"\nOf {self.cores} cores {1 - mean:.0%} of the time were idle."
 
 
-def measure(command: Sequence[str]) -> tuple[Timeline, int]:
-    """Run a command to its end; return what was measured, and its exit code."""
+def measure(command: Sequence[str], costs_of_tests: Path) -> tuple[Timeline, int]:
+    """Run a command to its end; return what was measured, and its exit code. Each test notes its cost in a file."""
     timeline, start = Timeline(psutil.cpu_count() or 1), time.monotonic()
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, env={**os.environ, costs.FILE: f"{costs_of_tests.resolve()}"})
     psutil.cpu_percent()
     while process.poll() is None:
         time.sleep(1)
@@ -85,7 +89,7 @@ def _sample(timeline: Timeline, processes: Sequence[psutil.Process]) -> None:
             known = timeline.tiers.setdefault(tier, Tier(timeline.wall_s, timeline.wall_s))
             known.ended_s = timeline.wall_s
             if tier != "lint":  # several processes, one after the other
-                known.cpu_s = max(known.cpu_s, _cpu_s(process))
+                known.cpu_s = max(known.cpu_s, costs.cpu_seconds(process))
         except psutil.NoSuchProcess:
             continue
 
@@ -98,17 +102,6 @@ def tier_of(command: Sequence[str]) -> str | None:
     """
     line = " ".join(command)
     return next((name for name, pattern in TIERS.items() if re.search(pattern, line)), None)
-
-
-def _cpu_s(root: psutil.Process) -> float:
-    total = 0.0
-    for process in (root, *root.children(recursive=True)):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
 
 
 def draw(timeline: Timeline, path: Path) -> None:
@@ -156,7 +149,7 @@ def main(arguments: Sequence[str]) -> int:
             draw(read(Path(f"{output}.json")), Path(f"{output}.svg"))
             return 0
         case [output, first, *rest]:
-            timeline, code = measure([first, *rest])
+            timeline, code = measure([first, *rest], Path(f"{output}.costs.jsonl"))
             write(timeline, Path(f"{output}.json"))
             draw(timeline, Path(f"{output}.svg"))
             print(*timeline.table(), sep="\n")

@@ -13,7 +13,7 @@ COMPUTES = "import time\nwhile time.process_time() < 3: pass"
 def test_tier_counts_only_cpu_time_of_its_own_processes(tmp_path: Path) -> None:
     script, python = tmp_path / "both", f"'{sys.executable}' -c '{COMPUTES}'"
     script.write_text(f"{python} -m tests.support.mutants & {python}; wait")
-    timeline, code = measure(["sh", str(script)])
+    timeline, code = measure(["sh", str(script)], tmp_path / "costs")
     assert code == 0
     assert list(timeline.tiers) == ["mutants"]
     assert 1.5 < timeline.tiers["mutants"].cpu_s < 4.5
@@ -21,8 +21,8 @@ def test_tier_counts_only_cpu_time_of_its_own_processes(tmp_path: Path) -> None:
     assert max(timeline.busy) > 0.5
 
 
-def test_exit_code_of_failed_run_is_kept() -> None:
-    assert measure(["sh", "-c", "exit 3"])[1] == 3
+def test_exit_code_of_failed_run_is_kept(tmp_path: Path) -> None:
+    assert measure(["sh", "-c", "exit 3"], tmp_path / "costs")[1] == 3
 
 
 @pytest.mark.parametrize(
