@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pickle
 import shutil
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -92,6 +94,35 @@ def test_deepspeed_loads_only_tensors_and_its_own_classes(tmp_path):
     assert found["scaler"].cur_scale == kept["scaler"].cur_scale
     with tensors_alone(deepspeed=False), pytest.raises(Exception, match=r"ZeroStageEnum|LossScaler|fragment_address"):
         engine.load(file)
+
+
+@dataclass
+class Attribute:
+    """Pickled as a call of `getattr`, as members of enumerations are by Python 3.11.2, which Debian 12 has."""
+
+    of: object
+    name: str
+
+    def __reduce__(self):
+        return getattr, (self.of, self.name)
+
+
+def test_enumeration_written_by_early_python_3_11_is_loaded_and_other_attributes_are_refused(tmp_path):
+    pytest.importorskip("deepspeed")
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    file = tmp_path / "optim_states.pt"
+    torch.save({"stage": Attribute(ZeroStageEnum, "gradients")}, file)
+    with tensors_alone(deepspeed=True):
+        assert torch.load(file) == {"stage": ZeroStageEnum.gradients}
+        for other in (Attribute(LossScaler, "backward"), Attribute(torch.Tensor, "numpy")):
+            torch.save({"stage": other}, file)
+            with pytest.raises(pickle.UnpicklingError, match=r"builtins\.getattr"):
+                torch.load(file)
+        torch.save({"stage": Attribute(ZeroStageEnum, "__init__")}, file)
+        with pytest.raises(KeyError):
+            torch.load(file)
 
 
 @pytest.mark.parametrize("zipped", [True, False], ids=["of today", "in the older form"])
