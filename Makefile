@@ -16,13 +16,14 @@ export MYPY_CACHE_DIR := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/stage2/mypy
 CODE := crds controller trainer report cli hack examples bench
 OUT ?= out/demo
 TESTS ?= tests/unit
-# Runs a tier; tests that fail run once more, alone.
-ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.support.once_more $(@:test-%=%) -q --durations=10
+# Runs a tier; tests that fail run once more, alone: at once, or with LATER=--later at the end of `make test`.
+LATER ?=
+ONCE_MORE = OMP_NUM_THREADS=1 python -m tests.support.once_more $(LATER) $(@:test-%=%) -q --durations=10
 # Two processes, by file (tests/support/together.py): the servers of a file start once.
 BY_FILE := -n 2 --dist loadfile
 NEEDS := python -m tests.support.prerequisites
 
-.PHONY: help setup demo demo-cluster test test-processes test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image release clean
+.PHONY: help setup demo demo-cluster test test-on-clusters check test-unit test-integration test-wheel test-cluster test-alone test-shared test-jobs test-gpu test-mutants fuzz red-team check-report lint format verify generate site bench smoke-colocate images lock-images audit check-gpu-image release clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  \033[1m%-18s\033[0m %s\n", $$1, $$2}'
@@ -38,14 +39,20 @@ demo: setup ## Train the tiny jobs as local processes: stage 1 continued, then s
 demo-cluster: setup ## The stage-2 job on Kubernetes: the cluster that KUBECONFIG names, else kind, else one built from source
 	hack/demo-cluster
 
-test: setup ## All tests but those of test-jobs
+test: setup ## All tests: what computes beside what waits, and one tier with a cluster after the other
 	$(NEEDS)
-	$(MAKE) --jobs=2 --output-sync=line --no-print-directory test-processes test-cluster
+	rm -f out/tests/*.failed out/tests/*.flaky
+	$(MAKE) --jobs=3 --output-sync=line --no-print-directory LATER=--later test-unit test-integration test-on-clusters
+	python -m tests.support.once_more --again
 
-# What computes, while the tiers with a cluster wait for most of their time.
-test-processes: setup
-	$(MAKE) --no-print-directory test-integration
-	$(MAKE) --no-print-directory test-unit
+test-on-clusters: setup
+	$(MAKE) --no-print-directory test-cluster
+	$(MAKE) --no-print-directory test-jobs
+
+check: setup ## What .ci/run has beside the tests: the linters, the check of generated files, eight mutants
+	$(MAKE) --no-print-directory lint
+	$(MAKE) --no-print-directory verify
+	$(MAKE) --no-print-directory test-mutants SAMPLE=8
 
 test-unit: setup ## Functions and modules, without servers or a cluster
 	$(ONCE_MORE) $(BY_FILE) $(TESTS)

@@ -1,20 +1,20 @@
 """Run a tier of tests with pytest; tests that fail run once more, alone, and those that pass then are flaky.
 
-    python -m tests.support.once_more TIER PYTEST-ARGUMENT... run a tier, or exit with pytest's code
-    python -m tests.support.once_more --flaky                 print what was flaky in all tiers, exit with 1 if too much
+    python -m tests.support.once_more TIER PYTEST-ARGUMENT...          run a tier, or exit with pytest's code
+    python -m tests.support.once_more --later TIER PYTEST-ARGUMENT...  leave the tests that failed to --again
+    python -m tests.support.once_more --again                          run them, when no other tier runs any more
 
-A test of real processes, servers or a real cluster can fail because the machine was busy. Such a test is a defect, so
-its name stays in the last lines of a run until somebody mends it.
+The last prints what was flaky in all tiers, and exits with 1 if it is too much. A test of real processes, servers or a
+real cluster can fail because the machine was busy. Such a test is a defect, so its name stays in the last lines of a
+run until somebody mends it.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 MOST_FLAKY = 2
@@ -22,28 +22,30 @@ OUTPUT = Path("out/tests")
 TESTS_FAILED = 1  # pytest's exit code; others mean that it could not run them
 
 
-def run(tier: str, arguments: Sequence[str], output: Path = OUTPUT) -> int:
+def run(tier: str, arguments: Sequence[str], output: Path = OUTPUT, *, later: bool = False) -> int:
     """Run a tier; run again what failed, unless it is more than may be flaky. Return pytest's exit code.
 
-    output: the folder of pytest's caches and of the names of flaky tests.
+    output: the folder of pytest's caches and of the names of flaky tests. later: `again` runs what failed.
     """
     output.mkdir(parents=True, exist_ok=True)
-    cache = output / tier
-    record = output / f"{tier}.flaky"
-    record.unlink(missing_ok=True)
-    pytest = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache.absolute()}", *arguments]
-    with _turn(output, fcntl.LOCK_SH):
-        code = subprocess.call([*pytest, "--cache-clear"])
-    failed = _failed(cache) if code == TESTS_FAILED else []
+    for record in (output / f"{tier}.flaky", output / f"{tier}.failed"):
+        record.unlink(missing_ok=True)
+    code = _pytest(tier, arguments, output, "--cache-clear")
+    failed = _failed(output / tier) if code == TESTS_FAILED else []
     if not 0 < len(failed) <= MOST_FLAKY:
         return code
     print(f"{tier}: {len(failed)} failed and will run once more, alone:", *failed, sep="\n  ", flush=True)
-    with _turn(output, fcntl.LOCK_EX):
-        code = subprocess.call([*pytest, "--last-failed", "--last-failed-no-failures=none", "-n", "0"])
-    if code == 0:
-        record.write_text("".join(f"{name}\n" for name in failed))
-        print(f"{tier}: passed alone, so flaky:", *failed, sep="\n  ", flush=True)
-    return code
+    if later:
+        (output / f"{tier}.failed").write_text(json.dumps(arguments))
+        return 0
+    return _alone(tier, arguments, output)
+
+
+def again(output: Path = OUTPUT) -> int:
+    """Run what failed in tiers that left it for later; return the exit code of one that failed again, else report's."""
+    records = sorted(output.glob("*.failed"))
+    codes = [_alone(record.stem, json.loads(record.read_text()), output) for record in records]
+    return report(output) or max(codes, default=0)
 
 
 def report(output: Path = OUTPUT) -> int:
@@ -56,12 +58,18 @@ def report(output: Path = OUTPUT) -> int:
     return int(len(names) > MOST_FLAKY)
 
 
-@contextmanager
-def _turn(output: Path, kind: int) -> Iterator[None]:
-    """Share the machine with other tiers (LOCK_SH), or wait for their end and keep new ones waiting (LOCK_EX)."""
-    with (output / "lock").open("w") as lock:
-        fcntl.flock(lock, kind)
-        yield
+def _alone(tier: str, arguments: Sequence[str], output: Path) -> int:
+    failed = _failed(output / tier)
+    code = _pytest(tier, arguments, output, "--last-failed", "--last-failed-no-failures=none", "-n", "0")
+    if code == 0:
+        (output / f"{tier}.flaky").write_text("".join(f"{name}\n" for name in failed))
+        print(f"{tier}: passed alone, so flaky:", *failed, sep="\n  ", flush=True)
+    return code
+
+
+def _pytest(tier: str, arguments: Sequence[str], output: Path, *more: str) -> int:
+    cache = f"cache_dir={(output / tier).absolute()}"
+    return subprocess.call([sys.executable, "-m", "pytest", "-o", cache, *arguments, *more])
 
 
 def _failed(cache: Path) -> list[str]:
@@ -70,8 +78,11 @@ def _failed(cache: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--flaky"]:
-        sys.exit(report())
-    if len(sys.argv) < 3:
-        sys.exit(__doc__)
-    sys.exit(run(sys.argv[1], sys.argv[2:]))
+    match sys.argv[1:]:
+        case ["--again"]:
+            sys.exit(again())
+        case ["--later", name, first, *rest]:
+            sys.exit(run(name, [first, *rest], later=True))
+        case [name, first, *rest] if not name.startswith("-"):
+            sys.exit(run(name, [first, *rest]))
+    sys.exit(__doc__)

@@ -25,11 +25,11 @@ import psutil
 from tests.support import costs
 
 TIERS = {
-    "unit": r"tests\.support\.once_more unit|pytest .*tests/unit",
-    "integration": r"tests\.support\.once_more integration|pytest .*tests/integration",
-    "alone": r"tests\.support\.once_more alone",
-    "shared": r"tests\.support\.once_more shared",
-    "jobs": r"tests\.support\.once_more jobs",
+    "unit": r"once_more (?:--later )?unit|pytest .*tests/unit",
+    "integration": r"once_more (?:--later )?integration|pytest .*tests/integration",
+    "alone": r"once_more (?:--later )?alone",
+    "shared": r"once_more (?:--later )?shared",
+    "jobs": r"once_more (?:--later )?jobs",
     "mutants": r"-m tests\.support\.mutants",
     "lint": r"\bmypy\b|ruff|lint-imports|vulture|actionlint|generate\.py",
 }

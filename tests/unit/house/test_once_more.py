@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.once_more import MOST_FLAKY, report, run
+from tests.support.once_more import MOST_FLAKY, again, report, run
 
 pytestmark = pytest.mark.in_turns(3, apart=True)
 
@@ -16,12 +16,6 @@ def test_flaky_{number}():
     before, _ = seen.exists(), seen.write_text("")
     assert before
 """
-ALONE = """
-import fcntl, pytest
-def test_that_no_other_tier_may_run():
-    with open("{lock}") as lock, pytest.raises(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-"""
 FAILS = "def test_fails():\n    assert False\n"
 
 
@@ -31,12 +25,13 @@ def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def tier(folder: Path, *texts: str) -> int:
+def tier(folder: Path, *texts: str, later: bool = False) -> int:
     """Run a tier of one file, as tests in two processes do."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_file.py").write_text("\n".join(texts))
     (folder / "out").mkdir(exist_ok=True)
-    return run("tier", ["-q", "-p", "xdist", "-n", "2", "--rootdir", str(folder), str(folder)], folder / "out")
+    arguments = ["-q", "-p", "xdist", "-n", "2", "--rootdir", str(folder), str(folder)]
+    return run("tier", arguments, folder / "out", later=later)
 
 
 def flaky(count: int) -> list[str]:
@@ -83,5 +78,15 @@ def test_tier_that_cannot_run_keeps_pytest_exit_code(tmp_path: Path) -> None:
     assert tier(tmp_path, "import nothing_of_this_name\n") == 2
 
 
-def test_rerun_test_has_machine_to_itself(tmp_path: Path) -> None:
-    assert tier(tmp_path, ALONE.format(lock=tmp_path / "out/lock")) == 0
+def test_tier_that_leaves_failures_for_later_passes_and_again_runs_them(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert tier(tmp_path, PASSES, *flaky(1), later=True) == 0
+    assert not (tmp_path / "out/tier.flaky").exists()
+    assert again(tmp_path / "out") == 0
+    assert capfd.readouterr().out.endswith("flaky: test_file.py::test_flaky_0 failed, and passed when it ran alone\n")
+
+
+def test_failure_left_for_later_that_fails_again_fails_the_run(tmp_path: Path) -> None:
+    assert tier(tmp_path, FAILS, later=True) == 0
+    assert again(tmp_path / "out") == 1
