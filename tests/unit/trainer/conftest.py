@@ -6,6 +6,7 @@ Heavy libraries are imported where they are used: rooms beside the learner's are
 from __future__ import annotations
 
 import copy
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,10 +97,9 @@ def termination_log(tmp_path, monkeypatch):
     return tmp_path / "termination.json"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def servers_forgotten():
-    """Make the process's timeline forget its servers when the test ends."""
-    from stage2_trainer.telemetry.timeline import TIMELINE
-
+    """Make the process's timeline forget its servers when a test ends: the next test's run may have others, or none."""
     yield
-    TIMELINE.set_servers(())
+    if (timeline := sys.modules.get("stage2_trainer.telemetry.timeline")) is not None:
+        timeline.TIMELINE.set_servers(())

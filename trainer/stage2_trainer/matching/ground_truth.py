@@ -16,10 +16,10 @@ from typing import Any, Literal
 from stage2_api.coordinates import MAX_BIN, coord_bin, coord_token, to_bin
 from stage2_api.errors import Problem
 from stage2_trainer.matching.parse import BLANK_DESC, KIND_OF_KEY, NO_OBJECT_VALUE, NOT_ONE_GEOMETRY, WRONG_COUNT, Kind
-from stage2_trainer.matching.scan import OBJECT_KEY, WHITE_SPACE
+from stage2_trainer.matching.scan import INSIDE_STRING, OBJECT_KEY, WHITE_SPACE
 from stage2_trainer.matching.tokens import MatchingError
 
-_DESC_VALUE = re.compile(r'"desc": "((?:[^"\\]++|\\.)*+)"', re.DOTALL)
+_DESC_VALUE = re.compile(rf'"desc": "({INSIDE_STRING})"', re.DOTALL)
 MIXED_COORDINATES = "tokens_and_numbers_mixed"
 NOT_COORDINATES = "coordinates_are_no_bins"
 REFUSED_GEOMETRY = "geometry_is_not_of_this_format"

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from stage2_api.coordinates import coord_bin
-from stage2_trainer.matching.scan import GEOMETRY_KEYS, WHITE_SPACE, Entry, Scan, scan
+from stage2_trainer.matching.scan import GEOMETRY_KEYS, INSIDE_STRING, WHITE_SPACE, Entry, Scan, scan
 from stage2_trainer.matching.tokens import REPLACEMENT, Alignment, CoordVocab
 
 Kind = Literal["bbox", "poly"]
@@ -33,7 +33,7 @@ def _refuse(constant: str) -> None:
 # Python's own reader takes NaN and Infinity.
 _JSON = json.JSONDecoder(parse_constant=_refuse)
 # A string, and the one that is its value if it is a key with one.
-_STRINGS = re.compile(r'"((?:[^"\\]++|\\.)*+)"(?:\s*+:\s*+"((?:[^"\\]++|\\.)*+)")?', re.DOTALL)
+_STRINGS = re.compile(rf'"({INSIDE_STRING})"(?:\s*:\s*"({INSIDE_STRING})")?', re.DOTALL)
 
 # Why an object was dropped.
 CUT_OFF = "cut_off"

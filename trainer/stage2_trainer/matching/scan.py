@@ -15,8 +15,12 @@ WHITE_SPACE = " \t\n\r"
 """All white space of JSON; Python's `strip` and `\\s` know more."""
 
 # Strings and flat arrays are single events: nothing inside them opens or closes an object.
-_STRING = r'"(?P<text>(?:[^"\\]++|\\.)*+)(?P<close>"?)'
-_FLAT_ARRAY = r'\[(?:[^\[\]{}"]++|"[^"\\]*+")*+\]'
+# Each character has one way to match: nothing is tried twice, without possessive quantifiers, which Python 3.11.0 to
+# 3.11.4 match wrongly (CPython's issue 106052).
+INSIDE_STRING = r'[^"\\]*(?:\\.[^"\\]*)*'
+"""The inside of a JSON string, with `re.DOTALL`."""
+_STRING = rf'"(?P<text>{INSIDE_STRING})(?P<close>"?)'
+_FLAT_ARRAY = r'\[[^\[\]{}"]*(?:"[^"\\]*"[^\[\]{}"]*)*\]'
 _EVENT = re.compile(rf"{_STRING}|{_FLAT_ARRAY}|[{{}}\[\]:,]", re.DOTALL)
 # Python converts at most some 4000 digits to a number; a key with more names no object.
 OBJECT_KEY = re.compile("object_([0-9]{1,4000})")

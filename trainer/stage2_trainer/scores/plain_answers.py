@@ -22,6 +22,7 @@ from typing import Any
 from stage2_api.coordinates import BINS, coord_bin
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.matching.parse import Kind
+from stage2_trainer.matching.scan import INSIDE_STRING
 from stage2_trainer.scores.scored_image import CUT_BY_LENGTH, CUT_BY_REPETITION, MeasuredObject, ReadAnswer, loops
 
 LARGEST = 1e7  # of a coordinate
@@ -34,8 +35,8 @@ BOX_MARKS = ("<|box_start|>", "<box>", "<loc_", "<loc0")  # of Qwen2-VL, InternV
 THOUGHT = "</think>"
 FENCE = re.compile(r"```[A-Za-z]*(.*?)(?:```|\Z)", re.DOTALL)
 OPENING = re.compile(r"[\[{]")
-STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[\]{}"]', re.DOTALL)
-STRING_OR_COMMA = re.compile(r'("(?:[^"\\]|\\.)*+")|,(?=\s*[\]}])', re.DOTALL)
+STRING_OR_BRACKET = re.compile(rf'"{INSIDE_STRING}"|[\[\]{{}}"]', re.DOTALL)
+STRING_OR_COMMA = re.compile(rf'("{INSIDE_STRING}")|,(?=\s*[\]}}])', re.DOTALL)
 BEGINS_JSON = re.compile(r"""[\[{]\s*(?:["'\[{}\]]|\Z)""")
 OPENED_BY = {"]": "[", "}": "{"}
 

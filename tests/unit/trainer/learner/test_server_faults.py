@@ -21,8 +21,6 @@ from tests.support.http_server import answering
 from tests.unit.trainer.learner.configs import run_config, write_box_records
 from tests.unit.trainer.learner.harness import ScriptedBackend, box, perfect, record
 
-pytestmark = pytest.mark.usefixtures("servers_forgotten")
-
 
 def backend_of(url):
     return ServerBackend([url], token="t", sampling=Sampling(8), timeout_s=30)

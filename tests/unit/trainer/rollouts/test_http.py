@@ -15,8 +15,6 @@ from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan
 from tests.support.http_server import AnsweringHandler, answering, serving
 from tests.support.ports import free_port
 
-pytestmark = pytest.mark.usefixtures("servers_forgotten")
-
 PLAN = SeedPlan(training_seed=17, global_step=3, micro_step=0)
 WAIT_S = 60
 

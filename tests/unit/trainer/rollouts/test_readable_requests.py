@@ -24,8 +24,6 @@ from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.chat import infer_request, request_config
 from stage2_trainer.wire.requests import Refused, Rollout, RolloutRequest, Sampling, SeedPlan, answers
 
-pytestmark = pytest.mark.usefixtures("servers_forgotten")
-
 PLAN = SeedPlan(17, 0, 0)
 
 

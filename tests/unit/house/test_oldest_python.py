@@ -1,0 +1,61 @@
+"""The code keeps away from what the oldest Python of pyproject.toml has wrong: Debian 12 ships 3.11.2."""
+
+import re
+import re._constants as opcodes  # type: ignore[import-untyped]
+import re._parser as parser  # type: ignore[import-untyped]
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = "crds", "controller", "trainer", "report", "cli", "hack", "examples", "bench"
+WRONG = {opcodes.POSSESSIVE_REPEAT, opcodes.ATOMIC_GROUP}
+"""Before 3.11.5 these match wrongly around alternatives (CPython's issues 101955 and 106052)."""
+
+
+def wrong_parts(pattern: str) -> bool:
+    """Whether a regular expression has a possessive quantifier or an atomic group; text that is none has not."""
+    try:
+        return any(part in WRONG for part in parts(parser.parse(pattern)))
+    except (re.error, OverflowError):
+        return False
+
+
+def parts(parsed: Any) -> Iterator[Any]:
+    if isinstance(parsed, parser.SubPattern | tuple | list):
+        for part in parsed:
+            yield part
+            yield from parts(part)
+
+
+def raw_strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and content of each raw string of a file, in which regular expressions are written."""
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            prefix, quote, _ = token.string.partition('"') if token.type == tokenize.STRING else ("", "", "")
+            if quote and "r" in prefix.lower():
+                yield token.start[0], token.string[len(prefix) :].strip('"')
+            elif token.string.startswith(("r'", "rf'")):
+                yield token.start[0], token.string.partition("'")[2].rstrip("'")
+
+
+@pytest.mark.parametrize("pattern", ["a*+", "(?>a|b)", '"((?:[^"]++|x)*+)"', "x(?:a?+)"])
+def test_possessive_quantifier_and_atomic_group_are_found(pattern: str) -> None:
+    assert wrong_parts(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["a+", "a*?", r"\++", "[+]+", "(a|b)*", "a(?!b)", "no ( pattern"])
+def test_other_patterns_are_allowed(pattern: str) -> None:
+    assert not wrong_parts(pattern)
+
+
+def test_no_regular_expression_has_what_early_python_3_11_matches_wrongly() -> None:
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    assert len(files) > 300
+    found = [
+        f"{file.relative_to(ROOT)}:{line}" for file in files for line, text in raw_strings(file) if wrong_parts(text)
+    ]
+    assert found == []
