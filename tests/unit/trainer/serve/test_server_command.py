@@ -5,12 +5,14 @@ import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError
-from stage2_api.parsing import parse_run_config
+from stage2_api.parsing import parse_job, parse_run_config
 from stage2_api.vllm import ENGINE_OPTIONS, Vllm
 from stage2_trainer.serve import launch
 from stage2_trainer.serve.launch import server_process
@@ -18,6 +20,7 @@ from stage2_trainer.serve.server_command import VLLM_MODULE, Endpoint, environme
 from stage2_trainer.sync.vllm import vllm_compat
 from stage2_trainer.wire.credentials import Certificate
 
+EXAMPLES = Path(__file__).parents[4] / "examples"
 ENDPOINT = Endpoint("127.0.0.1", 8000)
 CUDA_GRAPH_TOKENS = 512  # vLLM's default on H100 and H200 (vllm/config/vllm.py)
 
@@ -226,6 +229,15 @@ def test_copies_that_work_in_step_draft_one_number_of_tokens():
     ]
     assert [one["num_speculative_tokens"] for one in found] == [11, 7, 5, 2]
     assert not any("num_speculative_tokens_per_batch_size" in one for one in found)
+
+
+def test_grpo_example_of_objects_answers_a_batch_at_once_with_drafts_of_seven_tokens():
+    config = parse_job(yaml.safe_load((EXAMPLES / "job-grpo-objects.yaml").read_text())).spec.config
+    found = options(vllm_command(config, ENDPOINT, "cuda"))
+    copies, most = int(found["data-parallel-size"]), int(found["max-num-seqs"])
+    drafted = json.loads(found["speculative-config"])["num_speculative_tokens"]
+    assert copies * most >= config.grpo_batches(world_size=1).generation
+    assert (drafted, most * (1 + drafted) <= CUDA_GRAPH_TOKENS) == (7, True)
 
 
 def test_ngrams_are_found_by_cpu_method_on_cpus():
