@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from bench import raw_gloo, scale_model, scale_step, scale_sync, sync_model
+from bench import raw_gloo, scale_model, scale_step, scale_sync, sparse_pushes, sync_model
 from bench.__main__ import BENCHMARKS, header, main
 from bench.assignment import looped_assignment, looped_candidates
 from bench.loss import everything, peak_bytes, portions
@@ -15,6 +15,8 @@ from bench.scenes import scene
 from bench.slow_servers import SCALE_VARIABLE
 from bench.tables import Row, Table
 from cryptography.exceptions import InvalidTag
+from torch import nn
+from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
 
 from stage2_trainer.matching.assign import assign, candidate_pairs
 from stage2_trainer.matching.geometry import aabbs
@@ -100,3 +102,54 @@ def test_two_learner_processes_share_step_of_slow_servers():
     assert len(spent) == 2
     assert len(spent[0].steps) == scale_step.STEPS
     assert requests > 1
+
+
+class Served(nn.Module):
+    """A server's model of one layer, which loads as vLLM's do."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.clone(), requires_grad=False)
+
+    def load_weights(self, weights):
+        ((name, weight),) = weights
+        self.weight.copy_(weight)
+        return {name}
+
+
+def test_patch_of_changed_weights_gives_server_same_bits_also_after_missed_push():
+    torch.manual_seed(0)
+    wide = 0.02 * torch.randn(64, 32)
+    wide[0] = 0.0  # becomes -0, which equals 0 and has other bits
+    held, missed, now = (wide.bfloat16(), (wide + 1e-4).bfloat16(), (wide + 2e-4).bfloat16())
+    now[0] = -0.0
+    for before, after in ((held, now), (missed, now)):
+        server, sent = Served(before), sparse_pushes.patch("weight", before, after)
+        load_checkpoint_weight_patches(server, [sent])
+        assert torch.equal(server.weight.view(torch.int16), after.view(torch.int16))
+        changed = int(sparse_pushes.differs(before, after).sum())
+        assert 0 < sparse_pushes.patch_bytes(sent) == 6 * changed < 6 * after.numel()
+
+
+def test_expected_share_is_that_of_many_moved_weights():
+    torch.manual_seed(0)
+    weights, updates = 0.02 * torch.randn(1_000_000), torch.randn(1_000_000)
+    for rate in sparse_pushes.RATES:
+        changed = sparse_pushes.differs(weights.bfloat16(), (weights + rate * updates).bfloat16()).double().mean()
+        for binades in (sparse_pushes.binades_of(weights), sparse_pushes.normal_binades(0.02)):
+            found = sparse_pushes.expected_share(rate, updates.abs(), binades)
+            assert found == pytest.approx(float(changed), rel=0.05)
+
+
+def test_full_training_changes_more_weights_the_more_pushes_a_server_misses():
+    run = sparse_pushes.trained(sparse_pushes.RATES[0], steps=sparse_pushes.COUNTED + 1)
+    assert 0 < run.share() < run.share(sparse_pushes.COUNTED) < 1
+    assert run.wide_share() > 0.9
+
+
+def test_both_pushes_take_as_long_at_even_share():
+    shape, network = sparse_pushes.an_8b(), sparse_pushes.NETWORKS["100 Gbit/s"]
+    for costs in sparse_pushes.COSTS.values():
+        even = shape.even_share(network, costs)
+        assert shape.sparse_s(even, network, costs) == pytest.approx(shape.dense_s(network, costs))
+        assert shape.sparse_s(even / 2, network, costs) < shape.dense_s(network, costs)
