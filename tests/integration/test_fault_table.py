@@ -31,7 +31,7 @@ from tests.integration.runs import learning
 from tests.integration.strikes import STANDSTILL_S, ports_of, strike, version_of
 from tests.support.shapes import make_shapes
 
-pytestmark = pytest.mark.in_turns(2, apart=True)
+pytestmark = pytest.mark.in_turns(5, apart=True)
 LEARNER_TIMEOUT_S = 10.0  # for which it waits for its last server
 BUSY_TICKS = 5  # of some fifty that the answers take
 CHATS = [[{"role": "user", "content": f"Say {i}."}] for i in range(4)]

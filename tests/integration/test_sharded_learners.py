@@ -19,7 +19,7 @@ from tests.support import forked
 from tests.support.fork_server import STRUCK
 from tests.support.shapes import make_shapes
 
-pytestmark = pytest.mark.in_turns(3, apart=True)
+pytestmark = pytest.mark.in_turns(5, apart=True)
 
 RECORDS = 5  # of a step: two processes cannot halve them
 STEPS = 3

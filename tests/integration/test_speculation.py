@@ -14,7 +14,7 @@ from stage2_trainer.wire.requests import RepetitionDetection, RolloutRequest, Sa
 from tests.integration.conftest import LONG_S
 from tests.integration.policies import image_chat
 
-pytestmark = [pytest.mark.vllm, pytest.mark.in_turns(2)]
+pytestmark = [pytest.mark.vllm, pytest.mark.in_turns(3)]
 SAMPLES = 400
 IMPROBABLE = 1e-4
 LEAST_EXPECTED = 10

@@ -12,6 +12,8 @@ from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import message, node_of, places, refused
 from tests.cluster.controller.test_refusals import bound, gpus, neighbour
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
+
 TYPE = "node.kubernetes.io/instance-type"
 
 

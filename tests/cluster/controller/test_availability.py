@@ -17,7 +17,7 @@ REQUESTS_OF_A_JOB = 11
 KINDS = 12  # that the controller lists, at most
 EVENTS_OF_A_JOB = 5
 WRITES = "create|patch|update|delete"
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.in_turns(3, apart=True)]
 
 
 class Replica(Controller):

@@ -10,6 +10,8 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, Object, eventually, job, phase, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 API = "resource.k8s.io/v1"
 TEMPLATE = "one-gpu"
 Offer = Callable[[str, int], str]

@@ -11,6 +11,8 @@ from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, Obje
 from tests.cluster.controller.test_placement import message
 from tests.unit.controller.stages import CURRENT, IN_PROGRESS, STAGES
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 PROGRAM = Path(__file__).parents[2] / "kstatus"
 
 

@@ -22,6 +22,8 @@ from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_availability import Replica
 from tests.support.clusters import LocalCluster
 
+pytestmark = pytest.mark.in_turns(4, apart=True)
+
 HOUR = timedelta(hours=1)
 JOBS = "/apis/stage2.dev/v1alpha1/namespaces/{}/rolloutmatchingjobs"
 

@@ -7,6 +7,8 @@ import pytest
 from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet, eventually, job, reason
 from tests.cluster.controller.fake_nodes import FakeNodes
 
+pytestmark = pytest.mark.in_turns(2, apart=True)
+
 
 def node_of(kubectl: Kubectl, name: str) -> str | None:
     found: str | None = (kubectl.get("rmj", name) or {}).get("status", {}).get("node")

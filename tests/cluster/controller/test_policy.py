@@ -13,6 +13,8 @@ from tests.cluster.controller.conftest import ROOT, Kubectl, Object, eventually,
 from tests.unit.charts.test_policy import ALLOWED, NEEDED, RISKY
 from tests.unit.charts.test_policy_agreement import LISTED, documents, named_by_controller
 
+pytestmark = pytest.mark.in_turns(3, apart=True)
+
 VALUES = (*ALLOWED, 'policy.largestJob={"*":4}')
 
 

@@ -32,7 +32,7 @@ from tests.cluster.controller.conftest import (
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.test_placement import places
 
-pytestmark = pytest.mark.alone  # the definition is the whole cluster's
+pytestmark = [pytest.mark.alone, pytest.mark.in_turns(2)]  # the definition is the whole cluster's
 CHART = ROOT / "charts" / "stage2"
 OF_HELM = "meta.helm.sh/release-namespace"
 

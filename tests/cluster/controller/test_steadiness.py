@@ -9,7 +9,7 @@ import pytest
 from stage2_controller.job import kinds
 from tests.cluster.controller.conftest import Controller, Kubectl, Kubelet, eventually, job, phase
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.in_turns(3, apart=True)]
 CHILDREN = [child for child in kinds.CHILDREN if child not in (kinds.WORKLOAD, kinds.JOBSET)]  # of one node, unqueued
 KINDS = {one.plural for one in (*CHILDREN, *kinds.watched(kueue=False))}
 APPLIED = (kinds.ROLLOUT_MATCHING_JOB, *(child for child in CHILDREN if not child.create_once))

@@ -11,6 +11,7 @@ DEPLOYMENT = "deployment/kueue-controller-manager"
 
 
 @pytest.mark.alone
+@pytest.mark.in_turns(4)
 def test_namespaces_can_be_deleted_while_kueue_is_down(admin: Kubectl, kueue: None, on_local_cluster: Path) -> None:
     admin("scale", KUEUE, DEPLOYMENT, "--replicas=0")
     try:

@@ -18,7 +18,7 @@ from tests.cluster.controller.kueue.conftest import JOBSETS
 from tests.cluster.controller.kueue.queues import QUEUE
 from tests.cluster.controller.test_placement import SECURE
 
-pytestmark = [pytest.mark.alone, pytest.mark.in_turns(2, apart=True)]
+pytestmark = [pytest.mark.alone, pytest.mark.in_turns(4, apart=True)]
 
 
 def wide(name: str, *, queued: bool = True) -> Object:

@@ -11,7 +11,7 @@ from tests.cluster.controller.conftest import HERE, Controller, Kubectl, Kubelet
 from tests.cluster.controller.fake_nodes import FakeNodes
 from tests.cluster.controller.kueue.queues import apply_queued, queue, quota_message, until_running
 
-pytestmark = [pytest.mark.alone, pytest.mark.in_turns(2, apart=True)]
+pytestmark = [pytest.mark.alone, pytest.mark.in_turns(4, apart=True)]
 REST_S = 5.0  # nothing makes a pass of its own in it: a job that runs is looked at each ten seconds
 
 
