@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = "crds", "controller", "trainer", "report", "cli", "hack", "examples", "bench"
-WRONG = {opcodes.POSSESSIVE_REPEAT, opcodes.ATOMIC_GROUP}
+WRONG = opcodes.POSSESSIVE_REPEAT, opcodes.ATOMIC_GROUP
 """Before 3.11.5 these match wrongly around alternatives (CPython's issues 101955 and 106052)."""
 
 
