@@ -23,9 +23,16 @@ from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupted
 from stage2_trainer.process.ranks import gathered, host_group
 from stage2_trainer.rollouts.rollout_source import ask_in_parts
-from stage2_trainer.sync.fleet.proof import Probe, ProofSchedule
+from stage2_trainer.sync.fleet.proof import Probe, Prover
 from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, SyncReport
-from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.merge import (
+    Held,
+    WeightSource,
+    held_after,
+    merged_weights,
+    stale_names,
+    touches_vision,
+)
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
 from stage2_trainer.sync.vllm.vllm_compat import (
     LayerReload,
@@ -94,7 +101,7 @@ class ColocateEngine:
         self._sleep_level = sleep_level
         self._batch_size = infer_batch_size
         self._rounding = rounding
-        self._held = HeldVersions()
+        self._held: Held = {}
         self._asleep: list[str] = []
         self._llm: Any = None
         self._reload: LayerReload | None = None
@@ -139,9 +146,9 @@ class ColocateEngine:
         self._wake(WEIGHTS)
         kept = KeptUpdate()
         source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
-        stale = source.only(self._held.stale_names(source))
+        stale = source.only(stale_names(self._held, source))
         self._load(stale)
-        self._held = HeldVersions.from_source(source)
+        self._held = held_after(source)
         self._forget(vision=touches_vision(stale.names()))
         self._prover.after_sync(model, answered, step=version)
         self.version = version
@@ -250,7 +257,7 @@ class ColocateEngine:
             self._llm.sleep(level=self._sleep_level)
             self._asleep = [WEIGHTS, CACHE]
             if self._sleep_level == DROPS_WEIGHTS:
-                self._held, self.version = HeldVersions(), UNSYNCED
+                self._held, self.version = {}, UNSYNCED
 
     def _wake(self, *tags: str) -> None:
         """Take back the memory of these tags; vLLM ignores a call that names one which is awake.
@@ -303,7 +310,7 @@ def _rollout(answer: Any, version: int) -> Rollout:
 class EngineProver:
     """Proves the syncs of this process's engine, by log-probabilities of a prompt against the learner's.
 
-    All processes prove together, whatever their own results. every, tolerance, proved: see `ProofSchedule`.
+    All processes prove together, whatever their own results. every, tolerance, proved: see `Prover`.
     """
 
     def __init__(
@@ -311,8 +318,7 @@ class EngineProver:
     ) -> None:
         self._proved = proved or ProvedStep()
         self._own = ProvedStep()  # of this process's engine; there may be others
-        # One attempt: the processes of a tensor-parallel engine call it together, so equally often.
-        self._schedule = ProofSchedule(probe, every=every, tolerance=tolerance, attempts=1, proved=self._own)
+        self._schedule = Prover(probe, every=every, tolerance=tolerance, proved=self._own)
         self._group = host_group()
 
     @property
@@ -329,7 +335,9 @@ class EngineProver:
         """
         contradiction, interrupted = "", None
         try:
-            self._schedule.prove(model, lambda: {ENGINE: lambda: logprobs(self._schedule.probe)}, step=step)
+            ask = {ENGINE: lambda: logprobs(self._schedule.probe)}
+            # One attempt: the processes of a tensor-parallel engine call it together, so equally often.
+            self._schedule.prove(model, lambda: ask, step=step, attempts=1)
         except ProofError as error:
             contradiction = str(error)
         except Interrupted as error:

@@ -24,7 +24,7 @@ from stage2_api.errors import shortened
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.process.activity import ACTIVITY, Doing
 from stage2_trainer.rollouts.speeds import Speeds
-from stage2_trainer.sync.fleet.retries import RETRIES
+from stage2_trainer.sync.fleet.retries import REQUESTS
 from stage2_trainer.telemetry.timeline import TIMELINE
 from stage2_trainer.wire import credentials
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, read_answer
@@ -186,7 +186,7 @@ class ServerBackend:
 
         def divide(indices: Sequence[int], tries: int) -> None:
             fit = [url for url in self.base_urls if url not in self.lost]
-            if not fit or tries == RETRIES.requests:
+            if not fit or tries == REQUESTS:
                 raise join_errors(failures)
             shares = self._speeds.divide(indices, fit, work.expected)
             self._log_plan(shares, work.seed_plan)

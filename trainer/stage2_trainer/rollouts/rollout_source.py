@@ -21,7 +21,7 @@ from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.push import WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport, VersionError
-from stage2_trainer.sync.fleet.retries import RETRIES
+from stage2_trainer.sync.fleet.retries import ATTEMPTS
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.errors import ServerError
@@ -321,8 +321,8 @@ class ServerRollouts(RolloutSource):
 
         Returns the attempts that have failed by now: a wait for servers that stay away is one, as a frozen server's.
         """
-        while attempt < RETRIES.attempts:
-            logger.warning("attempt %d of %d at step %d: %s", attempt, RETRIES.attempts, global_step, error)
+        while attempt < ATTEMPTS:
+            logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
             self._synchronizer.invalidate()
             self._reporter.update(phase="waiting-for-servers", message=str(error))
             try:

@@ -26,7 +26,7 @@ from stage2_trainer.rollouts.in_process import ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, require_version
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
 from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, VersionError
-from stage2_trainer.sync.tensors.merge import HeldVersions, WeightEntry, WeightSource
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, held_after, stale_names
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
 from stage2_trainer.wire.requests import UNSYNCED, RolloutRequest, Sampling, SeedPlan
@@ -131,9 +131,9 @@ def engine(**fields):
 def test_engine_after_sleep_level_2_is_sent_all_weights(level, stale):
     weights = WeightSource((WeightEntry("w", torch.zeros(2), None, trains=False),))
     made = engine(sleep_level=level)
-    made._held = HeldVersions.from_source(weights)
+    made._held = held_after(weights)
     made._sleep()
-    assert made._held.stale_names(weights) == stale
+    assert stale_names(made._held, weights) == stale
 
 
 class ForgetfulLlm(Llm):

@@ -161,6 +161,7 @@ def test_merging_runs_ahead_only_by_number_of_slots():
     assert merging.merged == delivery.SLOTS
     slow.may_go.set()
     pushing.join(20)
+    assert merging.most_alive <= delivery.SLOTS + 1
     assert [session.transfer.sent for session in servers.sessions] == [EXPECTED] * 2
 
 

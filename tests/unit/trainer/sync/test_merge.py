@@ -7,10 +7,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 
-from stage2_trainer.sync.fleet.merge_location import BaseWeights
 from stage2_trainer.sync.fleet.server import ServerSession
 from stage2_trainer.sync.tensors.digest import fused_layer
-from stage2_trainer.sync.tensors.merge import HeldVersions, Stamp, merged_weights, touches_vision
+from stage2_trainer.sync.tensors.merge import Stamp, held_after, merged_weights, stale_names, touches_vision
 
 SYNCS = 1000
 LAYER = "model.language_model.layers.0."
@@ -138,7 +137,7 @@ def adapted_by(model, *targets):
 
 
 def held(model):
-    return HeldVersions.from_source(merged_weights(model))
+    return held_after(merged_weights(model))
 
 
 def short(names):
@@ -161,12 +160,12 @@ def test_tensor_belongs_to_fused_layer_of_vllm(name, layer):
 
 def test_server_that_holds_nothing_is_sent_all_weights(tiny):
     source = merged_weights(adapted_by(tiny, "q_proj"))
-    assert HeldVersions().stale_names(source) == source.names()
+    assert stale_names({}, source) == source.names()
 
 
 def test_trained_weights_are_sent_as_whole_fused_layers(tiny):
     model = adapted_by(tiny, "k_proj", "down_proj", "up_proj")
-    stale = held(model).stale_names(merged_weights(model))
+    stale = stale_names(held(model), merged_weights(model))
     assert short(stale) == {
         "self_attn.q_proj.weight",
         "self_attn.k_proj.weight",
@@ -180,7 +179,7 @@ def test_trained_weights_are_sent_as_whole_fused_layers(tiny):
 
 def test_bias_is_sent_with_its_weight(tiny):
     model = adapted_by(tiny, "linear_fc1")
-    stale = held(model).stale_names(merged_weights(model))
+    stale = stale_names(held(model), merged_weights(model))
     assert {"model.visual.merger.linear_fc1.weight", "model.visual.merger.linear_fc1.bias"} <= stale
 
 
@@ -189,10 +188,10 @@ def test_modified_frozen_tensor_is_sent(tiny):
     server = held(model)
     norm = model.get_base_model().model.language_model.norm
     name = "model.language_model.norm.weight"
-    assert name not in server.stale_names(merged_weights(model))
+    assert name not in stale_names(server, merged_weights(model))
     with torch.no_grad():
         norm.weight.add_(1.0)
-    assert name in server.stale_names(merged_weights(model))
+    assert name in stale_names(server, merged_weights(model))
 
 
 def test_frozen_tensor_with_replaced_storage_is_sent(tiny):
@@ -200,7 +199,7 @@ def test_frozen_tensor_with_replaced_storage_is_sent(tiny):
     server = held(model)
     norm = model.get_base_model().model.language_model.norm
     norm.weight.data = norm.weight.data.clone()
-    assert "model.language_model.norm.weight" in server.stale_names(merged_weights(model))
+    assert "model.language_model.norm.weight" in stale_names(server, merged_weights(model))
 
 
 def test_parameter_stamp_does_not_match_other_parameter_with_same_storage(tiny):
@@ -215,17 +214,17 @@ def test_different_model_is_sent_completely(tiny):
     del model
     other = type(tiny)(tiny.config)
     source = merged_weights(other.requires_grad_(False))
-    assert server.stale_names(source) == source.names()
+    assert stale_names(server, source) == source.names()
 
 
 def test_lost_server_is_sent_all_weights_again(tiny):
     model = adapted_by(tiny, "q_proj")
     session = ServerSession(client=None, transfer=Leaves())
-    session.held, session.holds_base, session.proven_base = held(model), True, BaseWeights()
+    session.held, session.holds_base, session.proven_base = held(model), True, {}
     session.lose()
     source = merged_weights(model)
     assert (session.holds_base, session.proven_base) == (False, None)
-    assert session.held.stale_names(source) == source.names()
+    assert stale_names(session.held, source) == source.names()
 
 
 class Leaves:
@@ -247,15 +246,15 @@ def test_base_and_server_weights_are_exact_after_thousand_changed_only_pushes(ti
     trains = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     at_start = {name: p.clone() for name, p in policy.named_parameters()}
     first = {name: tensor.clone() for name, tensor in merged_weights(policy)}
-    server, held = {}, HeldVersions()
+    server, held = {}, {}
     sent = 0
     for _ in range(SYNCS):
         step(trains, 0.05)
         source = merged_weights(policy)
-        changed = source.only(held.stale_names(source))
+        changed = source.only(stale_names(held, source))
         for name, tensor in changed:
             server[name] = tensor.clone()
-        held = HeldVersions.from_source(source)
+        held = held_after(source)
         sent += len(changed.entries)
     assert sent == len(first) + (SYNCS - 1) * 6  # everything once, then q, k and v of two layers
     assert all(torch.equal(server[name], tensor) for name, tensor in merged_weights(policy))

@@ -15,7 +15,7 @@ from stage2_trainer.sync.fleet.proof import (
     FLOAT32_TOLERANCE,
     TAIL_TO_MEAN,
     Probe,
-    ProofSchedule,
+    Prover,
     judge,
     learner_logprobs,
     text_tokens,
@@ -172,7 +172,7 @@ def test_proof_tolerance_is_calibrated_by_rounding_error(tiny, probe, monkeypatc
     narrow = copy.deepcopy(tiny).to(torch.bfloat16)
     off = 0.1
     monkeypatch.setattr(proof, "wide_logprobs", lambda model, inputs: learner_logprobs(model, inputs) + off)
-    schedule = ProofSchedule(probe, every=1)
+    schedule = Prover(probe, every=1)
     with caplog.at_level(logging.INFO):
         assert schedule.prove(narrow, Server(narrow, probe, 1.9 * off), step=1)
     assert "proofs accept 0.2" in caplog.text
@@ -187,13 +187,13 @@ def test_wrong_tensor_fails_calibrated_proof(tiny, probe):
     with torch.no_grad():
         wrong.get_output_embeddings().weight.normal_(0, 1)
     with pytest.raises(ProofError, match="other weights"):
-        ProofSchedule(probe, every=1).prove(narrow, Server(wrong, probe), step=1)
+        Prover(probe, every=1).prove(narrow, Server(wrong, probe), step=1)
 
 
 def test_doubt_cleared_by_second_answer_passes_proof(tiny, probe, caplog):
     server = Server(tiny, probe, IN_DOUBT)
     with caplog.at_level(logging.INFO):
-        (gap,) = ProofSchedule(probe, every=0).prove(tiny, server, step=1).values()
+        (gap,) = Prover(probe, every=0).prove(tiny, server, step=1).values()
     assert server.asked == 2
     assert gap.mean == 0
     assert "not yet proved, attempt 1 of 2" in caplog.text
@@ -202,7 +202,7 @@ def test_doubt_cleared_by_second_answer_passes_proof(tiny, probe, caplog):
 
 def test_unresolved_doubt_continues_run_and_next_sync_is_proved(tiny, probe):
     server = Server(tiny, probe, IN_DOUBT, IN_DOUBT)
-    schedule = ProofSchedule(probe, every=0)
+    schedule = Prover(probe, every=0)
     assert schedule.prove(tiny, server, step=1) == {}
     assert len(schedule.prove(tiny, server, step=1)) == 1
     assert schedule.prove(tiny, server, step=1) == {}  # not asked any more: the first sync is proved, and every=0
@@ -211,7 +211,7 @@ def test_unresolved_doubt_continues_run_and_next_sync_is_proved(tiny, probe):
 
 def test_failed_proof_is_not_retried_and_next_sync_is_proved(tiny, probe):
     server = Server(tiny, probe, 1.0)
-    schedule = ProofSchedule(probe, every=100)
+    schedule = Prover(probe, every=100)
     with pytest.raises(ProofError, match="server a"):
         schedule.prove(tiny, server, step=1)
     assert server.asked == 1
@@ -220,7 +220,7 @@ def test_failed_proof_is_not_retried_and_next_sync_is_proved(tiny, probe):
 
 def test_newest_proved_step_excludes_doubtful_and_failed_proofs(tiny, probe):
     proved, found = ProvedStep(), []
-    schedule = ProofSchedule(probe, every=2, proved=proved)
+    schedule = Prover(probe, every=2, proved=proved)
     server = Server(tiny, probe, 0.0, IN_DOUBT, IN_DOUBT)
     for step in range(4):
         schedule.prove(tiny, server, step=step)
@@ -239,7 +239,7 @@ def test_server_with_weights_of_last_proof_fails_next_proof(tiny, probe):
         for parameter in moved.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.01)
     kept, new = (learner_logprobs(model, probe.inputs) for model in (tiny, moved))
-    schedule = ProofSchedule(probe, every=1, tolerance=float((new - kept).abs().mean()) / 2.5)  # in doubt by itself
+    schedule = Prover(probe, every=1, tolerance=float((new - kept).abs().mean()) / 2.5)  # in doubt by itself
     schedule.prove(tiny, Server(tiny, probe), step=1)
     with pytest.raises(ProofError, match="from those before it"):
         schedule.prove(moved, Server(tiny, probe), step=2)
@@ -247,7 +247,7 @@ def test_server_with_weights_of_last_proof_fails_next_proof(tiny, probe):
 
 @pytest.mark.parametrize(("every", "proved"), [(0, [0]), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4])])
 def test_first_sync_and_every_kth_sync_are_proved(tiny, probe, every, proved):
-    schedule, server = ProofSchedule(probe, every=every), Server(tiny, probe)
+    schedule, server = Prover(probe, every=every), Server(tiny, probe)
     assert [turn for turn in range(TURNS) if schedule.prove(tiny, server, step=turn)] == proved
 
 
@@ -258,7 +258,7 @@ def test_proof_ignores_image_placeholder_tokens_of_server(tiny, probe):
     off = torch.zeros(types.shape[1] - 1)
     off[9:49] = 5.0
     model_inputs = {"input_ids": asked.inputs["input_ids"]}
-    schedule = ProofSchedule(asked, every=0)
+    schedule = Prover(asked, every=0)
     schedule.probe = Probe([], model_inputs)  # this text-only prompt has no pixels for its placeholders
     answers = {"server a": lambda: learner_logprobs(tiny, model_inputs) + off}
     (gap,) = schedule.prove(tiny, lambda: answers, step=1).values()
@@ -273,6 +273,6 @@ def test_scoring_in_chunks_equals_scoring_at_once(tiny, probe, monkeypatch):
 
 
 def test_configured_proof_tolerance_is_used(tiny, probe):
-    assert len(ProofSchedule(probe, every=1, tolerance=1e4).prove(tiny, Server(tiny, probe, 1.0), step=1)) == 1
+    assert len(Prover(probe, every=1, tolerance=1e4).prove(tiny, Server(tiny, probe, 1.0), step=1)) == 1
     with pytest.raises(ProofError, match=r"limits 1e-09.*vllm\.sync\.verify_tolerance"):
-        ProofSchedule(probe, every=1, tolerance=1e-9).prove(tiny, Server(tiny, probe, 1e-3), step=1)
+        Prover(probe, every=1, tolerance=1e-9).prove(tiny, Server(tiny, probe, 1e-3), step=1)

@@ -14,7 +14,7 @@ from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import DigestError, SyncReport
 from stage2_trainer.sync.fleet.server import ServerSession, Update
 from stage2_trainer.sync.tensors.digest import Digests
-from stage2_trainer.sync.tensors.merge import HeldVersions, WeightEntry, WeightSource, merged_weights
+from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, held_after, merged_weights
 from stage2_trainer.wire.errors import ServerError
 
 MODEL = torch.nn.Linear(1, 1)
@@ -268,9 +268,9 @@ def test_up_to_date_server_is_sent_weights_only_without_changed_only(changed_onl
     full = full_push_of(1, how=VllmSync(changed_only=changed_only, merge="learner"))
     full.close()
     weights = WeightSource((WeightEntry("w", torch.zeros(2), None, trains=False),))
-    held = HeldVersions.from_source(weights)
+    held = held_after(weights)
     update = Update([SimpleNamespace(held=held, proven_base=None)])
-    ((shipment, _),) = full._shipments(weights, {held: held.stale_names(weights)}, update)
+    ((shipment, _),) = full._shipments(weights, update)
     assert shipment.names == (frozenset() if changed_only else weights.names())
 
 
@@ -284,7 +284,7 @@ def test_push_report_states_whether_any_server_got_all_weights(monkeypatch):
     for session in (*full.fleet.sessions, None):
         said.append(full.push(model, version=1).everything)
         if session:
-            session.held = HeldVersions.from_source(merged_weights(model))
+            session.held = held_after(merged_weights(model))
     assert said == [True, True, False]
 
 

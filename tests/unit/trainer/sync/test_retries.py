@@ -1,4 +1,4 @@
-"""The product of a push's retries is what `Retries` says: each number, and the seconds, against the code."""
+"""The product of a push's retries, counted here, is what the code does and the documentation says."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 
 from stage2_api.vllm import ServerAddress, VllmServer, VllmSync
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, ServerRollouts
-from stage2_trainer.sync.fleet import retries
 from stage2_trainer.sync.fleet.proof import Prover
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import SyncReport
-from stage2_trainer.sync.fleet.retries import RETRIES
+from stage2_trainer.sync.fleet.retries import ANSWER_GRACE_S, ATTEMPTS, PROOFS, REQUESTS
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch
+from stage2_trainer.wire.client import HEALTH_TIMEOUT_S, POLL_INTERVAL_S
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Rollout
 from stage2_trainer.wire.update_routes import START_ROUTE
@@ -28,6 +28,52 @@ TIMEOUT_S = 60.0
 MODEL = torch.nn.Linear(1, 1)
 LOST = ServerError(URL, "push", "went away")
 SEMANTICS = Path(__file__).parents[4] / "docs" / "semantics.md"
+
+CHANGES, OPENS = 2, 2
+PUSHES = REQUESTS * ATTEMPTS + CHANGES
+"""Of one step's weights, at most."""
+BEGIN_CALLS, CLOSING_CALLS, FINISH_CALLS = 3, 3, 7
+"""Of one server: calls that open an update, that first close one which was left open, and that close an update."""
+GREETING_CALLS = 6
+"""To one server that is back, before it takes part again."""
+RESETS = 2
+"""What a cache that is not free adds: the time for which its reset is repeated, and the last of these calls."""
+ADAPTER_CALLS = 2
+"""The list of a server's adapters, and one that it forgets. Each more that an earlier learner left costs another."""
+JOIN_WAITS = 2
+"""For a server's workers to dial, and for its call to end. NCCL adds two: the group's id, and the group."""
+
+
+def push_s(timeout_s: float) -> float:
+    """Return the seconds of one push of a bucket with its proof, at most, over TCP to servers that are sent the same.
+
+    It is the sum of what each wait may last if the server answers each time at the last moment. Servers are called at
+    once, so their number does not count; what the learner computes, and the lookup of names, are left out.
+    """
+    connect = 1 + JOIN_WAITS
+    begin = OPENS - 1 + BEGIN_CALLS + CLOSING_CALLS  # an update that is opened again has taken one call
+    folder, send = 1, 2
+    finish = FINISH_CALLS + RESETS + ADAPTER_CALLS
+    return (OPENS * connect + begin + folder + send + finish + PROOFS) * timeout_s + ANSWER_GRACE_S
+
+
+def wait_s(timeout_s: float) -> float:
+    """Return the seconds of one wait for servers, at most: a check may begin just before its end."""
+    return timeout_s + POLL_INTERVAL_S + HEALTH_TIMEOUT_S
+
+
+def lost_s(timeout_s: float) -> float:
+    """Return the seconds after which a run ends whose only server stands still from a push on, at most.
+
+    The push misses its first wait; the other attempts are waits in vain.
+    """
+    return timeout_s + (ATTEMPTS - 1) * wait_s(timeout_s)
+
+
+def at_most_s(timeout_s: float) -> float:
+    """Return the seconds of all pushes of one step to one server and of the waits between them, at most."""
+    waits = REQUESTS * (ATTEMPTS - 1) + sum(range(REQUESTS))
+    return PUSHES * push_s(timeout_s) + waits * (wait_s(timeout_s) + GREETING_CALLS * timeout_s)
 
 
 class Clock:
@@ -97,7 +143,7 @@ class SlowTransfer:
         self.clock = clock
 
     def connect(self, client: SlowServer) -> None:
-        self.clock.wait((1 + retries.JOIN_WAITS) * TIMEOUT_S)
+        self.clock.wait((1 + JOIN_WAITS) * TIMEOUT_S)
 
     def send(self, packed: Any) -> None:
         self.clock.wait(TIMEOUT_S)
@@ -134,7 +180,7 @@ class FailingPush:
 
     def push(self, model: Any, *, version: int) -> SyncReport:
         self.pushes += 1
-        if self.pushes % RETRIES.attempts:
+        if self.pushes % ATTEMPTS:
             raise LOST
         return SyncReport.create(version, 1.0, [URL])
 
@@ -151,8 +197,8 @@ def test_pushes_of_one_step_are_requests_times_attempts() -> None:
     backend, push = Backend(lost=99), FailingPush()
     with pytest.raises(ServerError):
         rollouts_of(backend, push, lambda error: None).generate(request())
-    assert backend.asked == RETRIES.requests
-    assert push.pushes == RETRIES.requests * RETRIES.attempts == RETRIES.pushes - RETRIES.changes
+    assert backend.asked == REQUESTS
+    assert push.pushes == REQUESTS * ATTEMPTS == PUSHES - CHANGES
 
 
 def test_changes_of_the_way_add_to_the_product_and_are_made_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +222,7 @@ def test_changes_of_the_way_add_to_the_product_and_are_made_once_in_a_run(monkey
     weights = WeightSync("auto", full=full, adapter=SimpleNamespace(push=refuse))
     weights.ensure_synced(MODEL, 1)
     assert tries == ["adapter", "server", "learner"]
-    assert len(tries) == 1 + RETRIES.changes
+    assert len(tries) == 1 + CHANGES
     weights.ensure_synced(MODEL, 2)
     assert tries[3:] == ["learner"]
 
@@ -192,7 +238,7 @@ def test_proof_in_doubt_is_asked_for_as_often_as_the_policy_says() -> None:
     prover = Prover(probe, [SimpleNamespace(base_url=URL)], ask=ask, every=1, tolerance=1e-4)
     prover._computed = lambda logprobs, model: torch.zeros(2)
     prover.prove_push(MODEL, step=1)
-    assert len(asked) == RETRIES.proofs
+    assert len(asked) == PROOFS
 
 
 def slow_fleet(clock: Clock) -> tuple[FullPush, SlowServer]:
@@ -213,8 +259,8 @@ def test_push_to_a_server_that_is_always_late_takes_no_longer_than_the_policy_sa
     # it was restarted, and another learner that has died since left an update open
     server.version, server.left_open, server.versions_read, clock.now = "default", 1, 0, 0.0
     full.push(MODEL, version=2)
-    assert server.versions_read == RETRIES.opens + 1, "at each opening, and to confirm"
-    limit = RETRIES.push_s(TIMEOUT_S) - RETRIES.proofs * TIMEOUT_S  # nothing is proved here
+    assert server.versions_read == OPENS + 1, "at each opening, and to confirm"
+    limit = push_s(TIMEOUT_S) - PROOFS * TIMEOUT_S  # nothing is proved here
     assert limit / 2 < clock.now <= limit
 
 
@@ -224,13 +270,13 @@ def test_all_pushes_and_waits_of_one_step_take_no_longer_than_the_policy_says(cl
 
     def wait(error: ServerError) -> None:
         waits.append(error)
-        clock.wait(retries._wait_s(TIMEOUT_S))
+        clock.wait(wait_s(TIMEOUT_S))
 
     with pytest.raises(ServerError, match="reports weight version"):
         rollouts_of(Backend(0), full, wait).generate(request())
-    assert len(waits) == RETRIES.attempts - 1
-    assert clock.now <= RETRIES.attempts * RETRIES.push_s(TIMEOUT_S) + len(waits) * retries._wait_s(TIMEOUT_S)
-    assert clock.now < RETRIES.at_most_s(TIMEOUT_S)
+    assert len(waits) == ATTEMPTS - 1
+    assert clock.now <= ATTEMPTS * push_s(TIMEOUT_S) + len(waits) * wait_s(TIMEOUT_S)
+    assert clock.now < at_most_s(TIMEOUT_S)
 
 
 def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_says(clock: Clock) -> None:
@@ -241,7 +287,7 @@ def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_say
         raise ServerError(URL, "version", "no answer in time")
 
     def wait(error: ServerError) -> None:
-        clock.wait(retries._wait_s(TIMEOUT_S))
+        clock.wait(wait_s(TIMEOUT_S))
         raise ServerError(URL, "health", "not healthy within 60 s")
 
     server.fails = False
@@ -250,13 +296,13 @@ def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_say
     server.weight_version, clock.now = stand_still, 0.0
     with pytest.raises(ServerError, match="not healthy"):
         rollouts.sync(MODEL, global_step=4, stopwatch=Stopwatch())
-    assert clock.now == RETRIES.lost_s(TIMEOUT_S)
+    assert clock.now == lost_s(TIMEOUT_S)
 
 
 def test_figures_of_the_documentation_are_those_of_the_policy() -> None:
     text = " ".join(SEMANTICS.read_text(encoding="utf-8").split())
     timeout_s = VllmServer().timeout_s
-    assert f"{RETRIES.pushes} pushes" in text
-    assert f"after {RETRIES.lost_s(timeout_s):.0f} s" in text
-    assert f"at most {RETRIES.push_s(timeout_s) / 3600:.1f} hours" in text
-    assert f"{RETRIES.at_most_s(timeout_s) / 3600:.0f} hours" in text
+    assert f"{PUSHES} pushes" in text
+    assert f"after {lost_s(timeout_s):.0f} s" in text
+    assert f"at most {push_s(timeout_s) / 3600:.1f} hours" in text
+    assert f"{at_most_s(timeout_s) / 3600:.0f} hours" in text

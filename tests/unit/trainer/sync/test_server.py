@@ -8,7 +8,6 @@ import torch
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession
-from stage2_trainer.sync.tensors.merge import HeldVersions
 from stage2_trainer.wire.errors import LinkError, ServerError
 from tests.support.ports import free_port
 from tests.unit.trainer.sync.transports import ends
@@ -189,7 +188,7 @@ def test_server_lost_while_finishing_open_update_is_error():
 
 
 def test_full_push_replaces_base_and_unloads_adapters():
-    client, held = Client(), HeldVersions()
+    client, held = Client(), {}
     session = ServerSession(client, transfer=None)
     session.holds_base = True
     session.finish_full(3, held, vision_moved=False, expected=None)

@@ -129,7 +129,7 @@ class AdapterPush:
                 sent.append(base)
                 send(self._fleet, base, rebased, update)
             send(self._fleet, adapter, update.fit, update)
-            with update.phases.measure("finish"):
+            with update.measure("finish"):
                 update.each(ServerSession.finish_adapter, version, name)
         return self._fleet.report(
             update,

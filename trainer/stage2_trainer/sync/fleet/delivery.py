@@ -11,8 +11,6 @@ costs every link a system call. A learner on a GPU copies into page-locked memor
 from __future__ import annotations
 
 import json
-import queue
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,7 +21,6 @@ from typing import Any
 import torch
 
 from stage2_trainer.process.background import in_background
-from stage2_trainer.sync.fleet.report import Phases
 from stage2_trainer.sync.fleet.retries import ANSWER_GRACE_S
 from stage2_trainer.sync.tensors.announcement import (
     MadeTensor,
@@ -151,32 +148,8 @@ class Packer:
         tensor.record_stream(self._stream)
 
 
-class PackedBucket:
-    """A packed bucket on its way to several servers.
-
-    slot: where it lies; goes back to `free` after the last of `readers` servers has been sent it.
-    """
-
-    def __init__(self, bucket: Bucket, packed: Packed, slot: Slot, free: queue.SimpleQueue[Slot], readers: int) -> None:
-        self.packed: Packed | None = packed
-        self.name = f"tensors {bucket[0].name} to {bucket[-1].name}"
-        self._slot = slot
-        self._free = free
-        self._readers = readers
-        self._lock = threading.Lock()
-
-    def release(self) -> None:
-        """Note that one server is done with it; after the last one the slot is free."""
-        with self._lock:
-            self._readers -= 1
-            if self._readers:
-                return
-        self.packed = None
-        self._free.put(self._slot)
-
-
 class Delivery:
-    """One server's part in a push: a thread that sends it bucket after bucket.
+    """One server's part in a push: threads that send it bucket after bucket.
 
     call: the server's own call, which ends when it has loaded everything.
     """
@@ -186,21 +159,18 @@ class Delivery:
         self._server = server
         self._transfer = transfer
         self._call = call
-        self._sent_at = 0.0
-        self._buckets: queue.SimpleQueue[PackedBucket | None] = queue.SimpleQueue()
-        self._sending = in_background(self._send_all)
+        self._sent_at = time.monotonic()
+        self._last: Future[None] | None = None
 
-    def enqueue(self, bucket: PackedBucket) -> None:
-        """Send a bucket after those before it; returns at once."""
-        self._buckets.put(bucket)
-
-    def no_more(self) -> None:
-        """Note that there are no more buckets."""
-        self._buckets.put(None)
+    def send(self, bucket: Bucket, packed: Packed) -> Future[None]:
+        """Send a bucket after those before it; the future ends when it is sent, or given up."""
+        self._last = in_background(self._send_after, self._last, bucket, packed)
+        return self._last
 
     def wait(self) -> None:
         """Wait until everything is sent, or given up."""
-        self._sending.result()
+        if self._last is not None:
+            self._last.result()
 
     def confirm(self, timeout_s: float) -> None:
         """Wait until the server reports that it has taken everything, up to `timeout_s` after it was sent the last.
@@ -219,33 +189,15 @@ class Delivery:
         if self.failure is not None:
             raise ServerError(self._server, "push", str(self.failure)) from self.failure
 
-    def _send_all(self) -> None:
-        while bucket := self._buckets.get():
+    def _send_after(self, before: Future[None] | None, bucket: Bucket, packed: Packed) -> None:
+        if before is not None:
+            before.result()
+        if self.failure is None:
             try:
-                if self.failure is None and bucket.packed is not None:
-                    self._transfer.send(bucket.packed)
-            except Exception as error:  # noqa: BLE001  # raised by `confirm`; slots must go back in any case
-                self.failure = LinkError(f"{bucket.name}: {error}")
-            finally:
-                bucket.release()
+                self._transfer.send(packed)
+            except Exception as error:  # noqa: BLE001  # raised by `confirm`
+                self.failure = LinkError(f"tensors {bucket[0].name} to {bucket[-1].name}: {error}")
         self._sent_at = time.monotonic()
-
-
-def packed_buckets(
-    plan: Sequence[Bucket], tensors: Tensors, packer: Packer, deliveries: Sequence[Delivery], phases: Phases
-) -> Iterator[PackedBucket]:
-    """Yield bucket after bucket for all deliveries, each packed once a slot is free, while some server takes it."""
-    free: queue.SimpleQueue[Slot] = queue.SimpleQueue()
-    for slot in packer.slots(plan, SLOTS):
-        free.put(slot)
-    for bucket in plan:
-        with phases.measure("send"):
-            slot = free.get()
-        if all(delivery.failure for delivery in deliveries):
-            return
-        with phases.measure("pack"):
-            packed = packer.pack(bucket, tensors, slot)
-        yield PackedBucket(bucket, packed, slot, free, readers=len(deliveries))
 
 
 def _parts(entry: WeightEntry) -> list[WeightEntry]:

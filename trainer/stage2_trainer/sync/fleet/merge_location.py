@@ -40,31 +40,6 @@ class MergeMismatch(ServerError):
     """
 
 
-class BaseWeights:
-    """The learner's base weights as they were when they were digested: what a server's folder must have."""
-
-    def __init__(self, known: Mapping[str, tuple[Stamp, str]] | None = None) -> None:
-        self._known = known or {}
-        self.digests = {name: digest for name, (_, digest) in self._known.items()}
-
-    def _covers(self, entry: WeightEntry) -> bool:
-        """Whether this has the digest of an entry's parameter as it is now."""
-        return entry.name in self._known and self._known[entry.name][0].still_describes(entry.parameter)
-
-    def updated(self, source: WeightSource) -> BaseWeights:
-        """Return the base weights of `source`: this object if nothing has changed, else one with what is missing."""
-        frozen = [entry for entry in source.entries if entry.frozen]
-        missing = [entry for entry in frozen if not self._covers(entry)]
-        if not missing and len(frozen) == len(self._known):
-            return self
-        digests = Digests()
-        for name, tensor in source.only(frozenset(entry.name for entry in missing)).unmerged():
-            digests.add(name, tensor)
-        stamps = {entry.name: Stamp.from_parameter(entry.parameter) for entry in missing}
-        added = {name: (stamps[name], digest) for name, digest in digests.by_tensor().items()}
-        return BaseWeights({entry.name: added.get(entry.name) or self._known[entry.name] for entry in frozen})
-
-
 class MergeLocation:
     """The place where a run merges. Once it has moved to the learner, it stays there.
 
@@ -76,7 +51,7 @@ class MergeLocation:
         self.at_server = requested != "learner"
         self.reason = FOLDERS_AGREE if requested == "auto" else f"{PATH} is {requested}"
         self.mismatches: list[str] = []
-        self._base = BaseWeights()
+        self._base: dict[str, tuple[Stamp, str]] = {}
 
     @property
     def effective(self) -> SyncMerge:
@@ -90,21 +65,32 @@ class MergeLocation:
             self.at_server, self.reason = False, NO_ADAPTER
 
     def digest_base(self, source: WeightSource) -> None:
-        """Compute the learner's digests, so that servers can be compared all at once."""
-        self._base = self._base.updated(source)
+        """Digest what has changed of the learner's base weights, so that servers can be compared all at once."""
+        frozen = [entry for entry in source.entries if entry.frozen]
+        missing = [entry for entry in frozen if not self._is_digested(entry)]
+        digests = Digests()
+        if missing:  # reading nothing would still have other processes gather
+            for name, tensor in source.only(frozenset(entry.name for entry in missing)).unmerged():
+                digests.add(name, tensor)
+        stamps = {entry.name: Stamp.from_parameter(entry.parameter) for entry in missing}
+        added = {name: (stamps[name], digest) for name, digest in digests.by_tensor().items()}
+        self._base = {entry.name: added.get(entry.name) or self._base[entry.name] for entry in frozen}
 
-    def can_merge(self, base: BaseWeights, entry: WeightEntry) -> bool:
-        """Whether a folder that has `base` has what is below an entry's adapter, as the learner digested it last."""
-        return entry.frozen and base.digests.get(entry.name) == self._base.digests[entry.name]
+    def _is_digested(self, entry: WeightEntry) -> bool:
+        return entry.name in self._base and self._base[entry.name][0].still_describes(entry.parameter)
 
-    def compare_folder(self, client: ServerClient, source: WeightSource) -> BaseWeights:
-        """Return the base weights of the learner, all of which a server's folder has.
+    def can_merge(self, folder: Mapping[str, str], entry: WeightEntry) -> bool:
+        """Whether a folder with these digests has what is below an entry's adapter, as the learner digested it last."""
+        return entry.frozen and folder.get(entry.name) == self._base[entry.name][1]
+
+    def compare_folder(self, client: ServerClient, source: WeightSource) -> Mapping[str, str]:
+        """Return the digests of the learner's base weights, all of which a server's folder has.
 
         Raises:
             MergeMismatch: it lacks some, or the server cannot compare.
             ServerError: the server does not answer.
         """
-        digests = self._base.digests
+        digests = {name: digest for name, (_, digest) in self._base.items()}
         wanted = [(e.name, dtype_name(e.parameter.dtype)) for e in source.entries if e.name in digests]
         try:
             found: Mapping[str, str] = client.post(FOLDER_ROUTE, FOLDER_PHASE, body={"tensors": wanted})["digests"]
@@ -117,7 +103,7 @@ class MergeLocation:
             more = f" and {len(wrong) - NAMED_TENSORS} more" if len(wrong) > NAMED_TENSORS else ""
             named = ", ".join(wrong[:NAMED_TENSORS]) + more
             raise self._mismatch(client, f"its model folder has other base weights than the learner: {named}")
-        return self._base
+        return digests
 
     def settle(self) -> None:
         """Move to the learner if a server objected, and log the place. Raises ConfigError where that was ruled out."""

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.report import DoubtfulProof, ProofError, ProvedStep
-from stage2_trainer.sync.fleet.retries import RETRIES
+from stage2_trainer.sync.fleet.retries import PROOFS
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body, infer, request_config
 from stage2_trainer.wire.client import ServerClient
@@ -99,31 +99,33 @@ def sample_probe(encoder: Encoder, chat: list[dict[str, Any]], answer: str = "")
     return Probe(messages=chat, inputs={name: tensor for name, tensor in inputs.items() if tensor is not None})
 
 
-class ProofSchedule:
+class Prover:
     """Decides which pushes are proved, and what follows: a contradiction ends the run, a doubt is retried.
 
-    The first push is proved, and every `every`-th after it (0: the first alone). tolerance: see `judge`; None = by the
-    model's number format and rounding. attempts: how often one push is tried before a doubt stays. proved: holds the
-    newest step that is proved. access: how weights are read. gap: the largest mean difference of the last proof;
-    None before the first one.
+    The first push is proved, and every `every`-th after it (0: the first alone). clients: the servers of `prove_push`.
+    ask: returns a server's log-probabilities; default: by vLLM's chat route. tolerance: see `judge`; None = by the
+    model's number format and rounding. proved: holds the newest step that is proved. access: how weights are read.
+    gap: the largest mean difference of the last proof; None before the first one.
     """
 
     def __init__(
         self,
         probe: Probe,
+        clients: Sequence[ServerClient] = (),
         *,
+        ask: Ask | None = None,
         every: int,
         tolerance: float | None = None,
-        attempts: int = RETRIES.proofs,
         proved: ProvedStep | None = None,
         access: WeightAccess = HERE,
     ) -> None:
         self.probe = probe
+        self.clients = clients
+        self._ask = ask or server_logprobs
         self._access = access
         self._proved = proved or ProvedStep()
         self._every = every
         self._tolerance = tolerance
-        self._attempts = attempts
         self._unproved = 0
         self._due = True
         self._text = text_tokens(probe.inputs["mm_token_type_ids"])
@@ -134,10 +136,20 @@ class ProofSchedule:
         """Prove the next push, whenever the last proof was."""
         self._due = True
 
-    def prove(self, model: nn.Module, ask: Callable[[], Answers], *, step: int) -> Gaps:
+    def prove_push(self, model: nn.Module, *, step: int, adapter: str | None = None) -> None:
+        """Prove a push to all servers at once, as `prove` does. adapter: the one that must answer; None = none."""
+        self.prove(model, lambda: self._ask_all(adapter), step=step)
+
+    def _ask_all(self, adapter: str | None) -> Answers:
+        return {
+            f"server {client.base_url}": in_background(self._ask, client, self.probe, adapter=adapter).result
+            for client in self.clients
+        }
+
+    def prove(self, model: nn.Module, ask: Callable[[], Answers], *, step: int, attempts: int = PROOFS) -> Gaps:
         """Prove the push that just ended if it is due; there are no gaps if it is not, and where a doubt is left.
 
-        step: the optimizer step of its weights. ask: starts to ask every server.
+        step: the optimizer step of its weights. ask: starts to ask every server. attempts: before a doubt stays.
 
         Raises:
             ProofError: a server does not hold these weights.
@@ -147,15 +159,15 @@ class ProofSchedule:
         if not self._due and not (self._every and self._unproved >= self._every):
             return {}
         self._due = True
-        gaps = self._try(model, ask)
+        gaps = self._try(model, ask, attempts)
         self._due = not gaps
         if gaps:
             self._unproved = 0
             self._proved.step = step
         return gaps
 
-    def _try(self, model: nn.Module, ask: Callable[[], Answers]) -> Gaps:
-        for attempt in range(1, self._attempts + 1):
+    def _try(self, model: nn.Module, ask: Callable[[], Answers], attempts: int) -> Gaps:
+        for attempt in range(1, attempts + 1):
             waiting = ask()
             own = self._computed(learner_logprobs, model)
             self._tolerance = self._tolerance or self._calibrated(model, own)
@@ -163,7 +175,7 @@ class ProofSchedule:
             try:
                 gaps = judge(answers, own, self._previous, tolerance=self._tolerance)
             except DoubtfulProof as doubt:
-                logger.warning("not yet proved, attempt %d of %d: %s", attempt, self._attempts, doubt)
+                logger.warning("not yet proved, attempt %d of %d: %s", attempt, attempts, doubt)
                 continue
             self._previous = own
             self.gap = max(gap.mean for gap in gaps.values())
@@ -185,27 +197,6 @@ class ProofSchedule:
 
     def _computed(self, logprobs: Callable[..., Tensor], model: nn.Module) -> Tensor:
         return self._access.compute(logprobs, model, self.probe.inputs).cpu()[self._text]
-
-
-class Prover(ProofSchedule):
-    """Proves pushes to servers. ask: returns a server's log-probabilities; default: by vLLM's chat route."""
-
-    def __init__(
-        self, probe: Probe, clients: Sequence[ServerClient], *, ask: Ask | None = None, **options: Any
-    ) -> None:
-        super().__init__(probe, **options)
-        self._ask = ask or server_logprobs
-        self.clients = clients
-
-    def prove_push(self, model: nn.Module, *, step: int, adapter: str | None = None) -> None:
-        """Prove a push to all servers at once, as `prove` does. adapter: the one that must answer; None = none."""
-        self.prove(model, lambda: self._ask_all(adapter), step=step)
-
-    def _ask_all(self, adapter: str | None) -> Answers:
-        return {
-            f"server {client.base_url}": in_background(self._ask, client, self.probe, adapter=adapter).result
-            for client in self.clients
-        }
 
 
 @dataclass(frozen=True)

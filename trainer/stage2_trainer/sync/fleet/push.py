@@ -18,10 +18,10 @@ often as `fleet.retries` allows.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Literal, Protocol
 
 import torch
@@ -29,8 +29,8 @@ from torch import nn
 
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.process.background import all_at_once
-from stage2_trainer.sync.fleet.delivery import Shipment, packed_buckets
-from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation, MergeMismatch
+from stage2_trainer.sync.fleet.delivery import SLOTS, Shipment
+from stage2_trainer.sync.fleet.merge_location import MergeLocation, MergeMismatch
 from stage2_trainer.sync.fleet.proof import Prover
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.server import Fleet, ServerSession, Update
@@ -38,10 +38,11 @@ from stage2_trainer.sync.tensors.announcement import plan_buckets
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import (
     HERE,
-    HeldVersions,
     WeightAccess,
     WeightSource,
+    held_after,
     merged_weights,
+    stale_names,
     touches_vision,
 )
 from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
@@ -53,8 +54,6 @@ SyncMode = Literal["full", "adapter", "auto"]
 EffectiveMode = Literal["full", "adapter"]
 Shipments = list[tuple[Shipment, list[ServerSession]]]
 """What is sent, and to whom."""
-StaleNames = Mapping[HeldVersions, frozenset[str]]
-"""What servers must be sent, by what they hold."""
 ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
 MOSTLY_LOST = 0.5  # of an update: below it the serving policy is nearer to the base than to the one that trains
 BY_DEFAULT = VllmSync()
@@ -277,16 +276,15 @@ class FullPush:
             self._compare_folders(weights, update)
 
             # 4. What must each be sent, and what of that does it merge?
-            stale = {held: held.stale_names(weights) for held in {session.held for session in update.fit}}
-            shipments = self._shipments(weights, stale, update)
+            shipments = self._shipments(weights, update)
 
             # 5. Send every bucket to every server.
             for shipment, sessions in shipments:
                 send(self.fleet, shipment, sessions, update)
 
             # 6. Whose digests agree closes its update, drops its caches and resumes; others stay paused.
-            with update.phases.measure("finish"):
-                self._finish(weights, version, shipments, stale, update)
+            with update.measure("finish"):
+                self._finish(weights, version, shipments, update)
 
         # 7. All servers hold the version.
         largest = max((shipment for shipment, _ in shipments), key=lambda shipment: shipment.nbytes)
@@ -309,30 +307,25 @@ class FullPush:
                 ServerSession.compare_folder, self.location, weights, only=lambda session: session.proven_base is None
             )
 
-    def _shipments(self, weights: WeightSource, stale: StaleNames, update: Update) -> Shipments:
+    def _shipments(self, weights: WeightSource, update: Update) -> Shipments:
         """Group the servers by what each needs."""
-
-        @functools.cache
-        def needs(held: HeldVersions, base: BaseWeights | None) -> tuple[frozenset[str], frozenset[str]]:
-            names = stale[held] if self._how.changed_only else weights.names()
-            if base is None:
-                return names, frozenset()
-            # the server has the weight below the adapter, and merges it itself
-            return names, frozenset(e.name for e in weights.only(names).entries if self.location.can_merge(base, e))
 
         alike: dict[tuple[frozenset[str], frozenset[str]], list[ServerSession]] = {}
         for session in update.fit:
-            base = session.proven_base if self.location.at_server else None
-            alike.setdefault(needs(session.held, base), []).append(session)
+            names = stale_names(session.held, weights) if self._how.changed_only else weights.names()
+            merged_there: frozenset[str] = frozenset()
+            if self.location.at_server and session.proven_base is not None:
+                folder, entries = session.proven_base, weights.only(names).entries
+                # the server has the weight below the adapter, and merges it itself
+                merged_there = frozenset(e.name for e in entries if self.location.can_merge(folder, e))
+            alike.setdefault((names, merged_there), []).append(session)
         digests = Digests()
         return [
             (Shipment.for_servers(weights.only(names), merged_there, digests), sessions)
             for (names, merged_there), sessions in alike.items()
         ]
 
-    def _finish(
-        self, weights: WeightSource, version: int, shipments: Shipments, stale: StaleNames, update: Update
-    ) -> None:
+    def _finish(self, weights: WeightSource, version: int, shipments: Shipments, update: Update) -> None:
         """Close the update of each server whose digests agree: caches are reset, generation resumes, old adapters go.
 
         A server whose digests differ stays paused until a later push.
@@ -340,13 +333,12 @@ class FullPush:
         requests: dict[ServerSession, str | None] = {}
         for shipment, sessions in shipments:
             requests |= dict.fromkeys(sessions, shipment.digest_request())
-        vision_moved = {held: touches_vision(names) for held, names in stale.items()}
-        held_now = HeldVersions.from_source(weights)
+        held_now = held_after(weights)
 
         def finish(session: ServerSession) -> None:
-            moved, expected = vision_moved[session.held], requests[session]
+            moved = touches_vision(stale_names(session.held, weights))
             with self.location.noting_mismatches():
-                session.finish_full(version, held_now, vision_moved=moved, expected=expected)
+                session.finish_full(version, held_now, vision_moved=moved, expected=requests[session])
 
         update.each(finish)
 
@@ -356,29 +348,34 @@ def reach(update: Update) -> None:
 
     A server that reports another version than it took last was restarted: it is connected again, and gets everything.
     """
-    with update.phases.measure("connect"):
+    with update.measure("connect"):
         update.each(ServerSession.connect, only=lambda session: not session.connected)
-    with update.phases.measure("begin"):
+    with update.measure("begin"):
         update.each(ServerSession.begin)
 
 
 def send(fleet: Fleet, shipment: Shipment, sessions: Sequence[ServerSession], update: Update) -> None:
     """Send every bucket to these servers at once, packing the next one while one is on its way."""
-    plan, phases = list(plan_buckets(shipment.metas, fleet.bucket_bytes)), update.phases
+    plan = list(plan_buckets(shipment.metas, fleet.bucket_bytes))
     announcement, timeout_s = shipment.announcement, fleet.timeout_s * (len(plan) + 1)
     deliveries = [session.deliver(announcement, timeout_s) for session in sessions]
-    try:
-        for bucket in packed_buckets(plan, shipment.tensors(), fleet.packer, deliveries, phases):
-            for delivery in deliveries:
-                delivery.enqueue(bucket)
-    finally:
-        for delivery in deliveries:
-            delivery.no_more()
-    with phases.measure("load"):
+    slots, tensors = fleet.packer.slots(plan, SLOTS), shipment.tensors()
+    sending: list[list[Future[None]]] = []
+    for number, bucket in enumerate(plan):
+        if number >= SLOTS:  # its slot is free once every server has been sent the bucket in it
+            with update.measure("send"):
+                for sent in sending[number - SLOTS]:
+                    sent.result()
+        if all(delivery.failure for delivery in deliveries):
+            break
+        with update.measure("pack"):
+            packed = fleet.packer.pack(bucket, tensors, slots[number % SLOTS])
+        sending.append([delivery.send(bucket, packed) for delivery in deliveries])
+    with update.measure("load"):
         shipment.digest_what_servers_merge()  # while it goes out, and servers load it
-    with phases.measure("send"):
+    with update.measure("send"):
         for delivery in deliveries:
             delivery.wait()
-    with phases.measure("load"):
+    with update.measure("load"):
         for session, delivery in zip(sessions, deliveries, strict=True):
             update.guard(session, delivery.confirm, fleet.timeout_s)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -47,27 +45,6 @@ class ProvedStep:
     step: int | None = None
 
 
-class Phases:
-    """Seconds of each phase of one push, on the learner's clock.
-
-    connect: forming groups. begin: stopping generation and opening the update. pack: merging and packing. send: waiting
-    for bytes to go out. load: digesting what servers merge, and waiting for them to load. finish: closing the update.
-    prove: comparing log-probabilities.
-    """
-
-    def __init__(self) -> None:
-        self.seconds = dict.fromkeys(PHASES, 0.0)
-
-    @contextmanager
-    def measure(self, phase: str) -> Iterator[None]:
-        """Add the time of the block to a phase."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[phase] += time.monotonic() - start
-
-
 class SyncReport(SyncStatus):
     """One finished push, or before the first one what is known of it: as the job's status shows it, and more.
 
@@ -77,7 +54,7 @@ class SyncReport(SyncStatus):
     everything: whether some server loaded the whole model anew, from the wire or from its own folder.
     adapter: the name by which requests ask for these weights; None = the served weights themselves.
     wire_bytes: all that the learner handed to sockets, or to NCCL, for every worker of every server.
-    phase_seconds: of each phase (see `Phases`); `phases` has their shares.
+    phase_seconds: of each phase (see `server.Update`); `phases` has their shares.
     rounding_kept: the share of the adapters' update that survived rounding (`merge_math.KeptUpdate`); None where there
     is no update. proof_gap: the mean difference of log-probabilities in the last proof; None before the first one.
     """

@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,9 +20,9 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.vllm import TRANSPORT_PATH, ServerAddress, SyncTransport, resolve_transport
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.delivery import Delivery, Packer
-from stage2_trainer.sync.fleet.merge_location import BaseWeights, MergeLocation
-from stage2_trainer.sync.fleet.report import Phases, SyncReport
-from stage2_trainer.sync.tensors.merge import HeldVersions, WeightSource
+from stage2_trainer.sync.fleet.merge_location import MergeLocation
+from stage2_trainer.sync.fleet.report import PHASES, SyncReport
+from stage2_trainer.sync.tensors.merge import Held, WeightSource
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
 from stage2_trainer.sync.transports.transfer import TcpTransfer, WeightTransfer
@@ -69,16 +69,16 @@ class ServerSession:
 
     held: the tensors of full pushes that it holds.
     holds_base: whether its served weights are those of its model folder.
-    proven_base: the learner's base weights that its model folder has; None = not compared yet.
+    proven_base: digests of the learner's base weights that its model folder has; None = not compared yet.
     connected: whether a group was formed, and not given up since.
     """
 
     def __init__(self, client: ServerClient, transfer: WeightTransfer) -> None:
         self.client = client
         self.transfer = transfer
-        self.held = HeldVersions()
+        self.held: Held = {}
         self.holds_base = False
-        self.proven_base: BaseWeights | None = None
+        self.proven_base: Mapping[str, str] | None = None
         self.connected = False
         self._calls = itertools.count(1)
         self._version: int | None = None
@@ -127,7 +127,7 @@ class ServerSession:
         call = in_background(self._call_update, self._in_this_group(announcement), timeout_s, self.transfer.aborter())
         return Delivery(self.client.base_url, self.transfer, call)
 
-    def finish_full(self, version: int, held: HeldVersions, *, vision_moved: bool, expected: str | None) -> None:
+    def finish_full(self, version: int, held: Held, *, vision_moved: bool, expected: str | None) -> None:
         """Finish a full push: the server now holds `held`, not its base, and serves no adapter. Raises as `finish`."""
         self.finish(version, vision_moved=vision_moved, expected=expected)
         self.holds_base = False
@@ -206,7 +206,7 @@ class ServerSession:
     def lose(self) -> None:
         """Give the group up: the next update forms a new one, and trusts nothing that the server holds."""
         self.transfer.disconnect()
-        self.held = HeldVersions()
+        self.held = {}
         self.holds_base = False
         self.proven_base = None
         self.connected = False
@@ -217,15 +217,27 @@ class ServerSession:
 class Update:
     """One push: the servers that have not failed yet (`fit`), the failures of the others, and where the time goes.
 
-    sent_before: bytes that had gone to all servers before it.
+    sent_before: bytes that had gone to all servers before it. phase_seconds: of each phase, on the learner's clock.
+    connect: forming groups. begin: stopping generation and opening the update. pack: merging and packing. send: waiting
+    for bytes to go out. load: digesting what servers merge, and waiting for them to load. finish: closing the update.
+    prove: comparing log-probabilities.
     """
 
     def __init__(self, sessions: Sequence[ServerSession], sent_before: int = 0) -> None:
         self.fit = list(sessions)
-        self.phases = Phases()
+        self.phase_seconds = dict.fromkeys(PHASES, 0.0)
         self.start = time.monotonic()
         self.sent_before = sent_before
         self._failures: list[ServerError] = []
+
+    @contextmanager
+    def measure(self, phase: str) -> Iterator[None]:
+        """Add the time of the block to a phase."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phase_seconds[phase] += time.monotonic() - start
 
     def each(
         self, step: Callable[..., Any], *arguments: Any, only: Callable[[ServerSession], bool] | None = None
@@ -371,7 +383,7 @@ class Fleet:
             time.monotonic() - update.start,
             [session.client.base_url for session in self.sessions],
             wire_bytes=self.sent - update.sent_before,
-            phase_seconds=update.phases.seconds,
+            phase_seconds=update.phase_seconds,
             transport=self.carrier,
             **fields,
         )

@@ -201,25 +201,23 @@ class Stamp:
         )
 
 
-class HeldVersions:
-    """The tensors that a server was sent, as they were then; none where nothing that it holds can be trusted."""
+Held = Mapping[str, Stamp]
+"""The tensors that a server was sent, as they were then; none where nothing that it holds can be trusted."""
 
-    def __init__(self, stamps: Mapping[str, Stamp] | None = None) -> None:
-        self._stamps = stamps or {}
 
-    @classmethod
-    def from_source(cls, source: WeightSource) -> HeldVersions:
-        """Return what a server holds that was sent all of `source`."""
-        return cls({entry.name: Stamp.from_parameter(entry.parameter) for entry in source.entries})
+def held_after(source: WeightSource) -> Held:
+    """Return what a server holds that was sent all of `source`."""
+    return {entry.name: Stamp.from_parameter(entry.parameter) for entry in source.entries}
 
-    def stale_names(self, source: WeightSource) -> frozenset[str]:
-        """Return what must be sent so that a server holds `source`: whole fused layers, at least what trains."""
-        moved = {fused_layer(entry.name) for entry in source.entries if self._may_differ(entry)}
-        return frozenset(entry.name for entry in source.entries if fused_layer(entry.name) in moved)
 
-    def _may_differ(self, entry: WeightEntry) -> bool:
-        stamp = self._stamps.get(entry.name)
-        return entry.trains or stamp is None or not stamp.still_describes(entry.parameter)
+def stale_names(held: Held, source: WeightSource) -> frozenset[str]:
+    """Return what must be sent so that a server holds `source`: whole fused layers, at least what trains."""
+    moved = {fused_layer(entry.name) for entry in source.entries if _may_differ(held.get(entry.name), entry)}
+    return frozenset(entry.name for entry in source.entries if fused_layer(entry.name) in moved)
+
+
+def _may_differ(stamp: Stamp | None, entry: WeightEntry) -> bool:
+    return entry.trains or stamp is None or not stamp.still_describes(entry.parameter)
 
 
 def _is_of_adapter(name: str, adapted: frozenset[str]) -> bool:
