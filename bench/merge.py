@@ -11,7 +11,7 @@ import torch
 from bench.tables import Row, Table, seconds
 from torch import Tensor
 
-from stage2_trainer.sync.tensors.merge_math import NEAREST, Adapter, Rounding, served_weight
+from stage2_trainer.sync.tensors.merge_math import Adapter, served_weight
 
 SHAPES = ((512, 512), (1024, 3072), (4096, 4096), (12288, 4096))
 RANKS = (8, 16, 64)
@@ -43,7 +43,7 @@ def layer(shape: tuple[int, int], rank: int, *, dora: bool) -> tuple[Tensor, Ada
 
 def served(base: Tensor, adapter: Adapter) -> Tensor:
     """Merge as a sync does."""
-    return served_weight("weight", base, adapter, NEAREST)
+    return served_weight("weight", base, adapter, None)
 
 
 def plain(base: Tensor, adapter: Adapter) -> Tensor:
@@ -70,7 +70,7 @@ def rounding_rows() -> Iterator[Row]:
 
 def stochastic(base: Tensor, adapter: Adapter) -> Tensor:
     """Merge as a sync does with `vllm.sync.rounding: stochastic`."""
-    return served_weight("weight", base, adapter, Rounding(7))
+    return served_weight("weight", base, adapter, 7)
 
 
 TABLE = Table("Merging an adapter", "ns/weight", 1e9, rows)

@@ -5,7 +5,7 @@ import torch
 from bench.gpu import to_device
 from bench.merge import layer
 
-from stage2_trainer.sync.tensors.merge_math import NEAREST, served_weight
+from stage2_trainer.sync.tensors.merge_math import served_weight
 
 DEVICE = torch.device("cuda:0")
 
@@ -16,6 +16,6 @@ DEVICE = torch.device("cuda:0")
 def test_gpu_merge_is_bitwise_equal_to_cpu_merge(shape, dora, dtype):
     base, adapter = layer(shape, 16, dora=dora)
     base = base.to(dtype)
-    there = served_weight("weight", base.to(DEVICE), to_device(adapter, DEVICE), NEAREST)
-    here = served_weight("weight", base, adapter, NEAREST)
+    there = served_weight("weight", base.to(DEVICE), to_device(adapter, DEVICE), None)
+    here = served_weight("weight", base, adapter, None)
     assert torch.equal(there.cpu(), here)

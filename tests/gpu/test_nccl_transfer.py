@@ -9,7 +9,7 @@ from bench.gpu_push import metas_of, sum_of
 
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.tensors.announcement import plan_buckets
-from stage2_trainer.sync.transports.transfer import Packed, TcpTransfer
+from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.errors import LinkError
 
 pytestmark = pytest.mark.timeout(300)
@@ -82,7 +82,7 @@ def test_learner_leaving_during_nccl_push_frees_server(server, transfer):
 
 def test_gpu_learner_packs_tcp_buckets_into_pinned_memory():
     tensors = weights()
-    packer = Packer(DEVICE, TcpTransfer.staging)
+    packer = Packer(DEVICE, WeightTransfer.staging)
     plan = list(plan_buckets(metas_of(tensors), BUCKET_BYTES))
     (slot,) = packer.slots(plan, 1)
     assert slot is not None

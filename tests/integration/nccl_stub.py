@@ -3,12 +3,11 @@
 python -m tests.integration.nccl_stub --model DIR --port 8000 --transport nccl
 """
 
-from functools import partial
-
 import torch
 
 from stage2_trainer.serve.stub import app
+from stage2_trainer.sync.transports.receiver import Receiver
 from tests.support.socket_communicator import SocketCommunicator
 
 if __name__ == "__main__":
-    app.main(partial(app.receiver, device=torch.device("cpu"), communicator=SocketCommunicator))
+    app.main(lambda transport: Receiver(transport, torch.device("cpu"), SocketCommunicator))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from stage2_cli.main import main
 from stage2_trainer.serve import launch, server_command
-from stage2_trainer.sync.tensors.announcement import Recipe
 from stage2_trainer.sync.vllm import routes
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.sync.vllm.vllm_compat import LayerReload
@@ -42,8 +42,8 @@ def _take_blow() -> None:
 def _strike_in_merges() -> None:
     honest = ServerMerge._merged
 
-    def merged(self: ServerMerge, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        for number, tensor in enumerate(honest(self, recipe, parts)):
+    def merged(self: ServerMerge, *what: Any) -> Iterator[tuple[str, Tensor]]:
+        for number, tensor in enumerate(honest(self, *what)):
             if number == MADE_BEFORE:
                 _take_blow()
             yield tensor

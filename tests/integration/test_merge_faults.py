@@ -32,15 +32,15 @@ def policy(base):
 
 def tampered(monkeypatch, change):
     """Let the recipe of a merge at the server be another one when it is sent."""
-    honest = announcement.Recipe.to_wire
+    honest = announcement.recipe
 
-    def to_wire(self):
-        header = json.loads(json.dumps(honest(self)))
+    def recipe(*what):
+        header = json.loads(json.dumps(honest(*what)))
         if header["merge"]["tensors"]:
             change(header["merge"]["tensors"])
         return header
 
-    monkeypatch.setattr(announcement.Recipe, "to_wire", to_wire)
+    monkeypatch.setattr(delivery, "recipe", recipe)
 
 
 def wrong_scaling(tensors):

@@ -19,9 +19,9 @@ from stage2_api.vllm import VllmSync
 from stage2_trainer.data.encode import Encoder
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.serve.bounded_http import MOST_STRANGERS
+from stage2_trainer.sync.fleet import delivery
 from stage2_trainer.sync.fleet.proof import BF16_TOLERANCE, FLOAT32_TOLERANCE, Probe, server_logprobs, text_tokens
 from stage2_trainer.sync.fleet.report import ProofError
-from stage2_trainer.sync.tensors.announcement import Recipe
 from stage2_trainer.sync.tensors.merge import WeightAccess, merged_weights
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient, wait_until_healthy
@@ -414,15 +414,15 @@ def test_digests_of_full_training_detect_wrong_weights(sync, base, client, probe
 def test_merge_interrupted_within_layer_is_repaired_by_next_push(served, make_sync, client, base, probe, monkeypatch):
     """Of the layer that holds three projections in one tensor two have come by then."""
     sync, policy = make_sync(served, how=AT_SERVER), policies.trained(base, "dora")
-    honest = Recipe.to_wire
+    honest = delivery.recipe
 
-    def to_wire(recipe):
-        header = json.loads(json.dumps(honest(recipe)))
+    def recipe(*what):
+        header = json.loads(json.dumps(honest(*what)))
         (last,) = [made for made in header["merge"]["tensors"] if "layers.1.self_attn.v_proj." in made["name"]]
         last["name"] = "of no layer"
         return header
 
-    monkeypatch.setattr(Recipe, "to_wire", to_wire)
+    monkeypatch.setattr(delivery, "recipe", recipe)
     with pytest.raises(ServerError, match="of no layer"):
         sync.push(policy, version=2)
     monkeypatch.undo()

@@ -13,6 +13,7 @@ from vllm.lora.resolver import LoRAResolver, LoRAResolverRegistry
 
 from stage2_trainer.sync.vllm.adapter_store import adapter_path
 from stage2_trainer.sync.vllm.vllm_compat import (
+    TRANSFER_BACKENDS,
     draft_frames_on_gpus,
     expand_sampling_on_cpus,
     offer_model_inspections,
@@ -35,10 +36,6 @@ class ReceivedAdapters(LoRAResolver):
         return LoRARequest(lora_name=lora_name, lora_int_id=ID_OF_CALLER, lora_path=str(path))
 
 
-ENGINES = {
-    "tcp": ("stage2_trainer.sync.vllm.weight_engine", "TcpEngine"),
-    "stage2-nccl": ("stage2_trainer.sync.vllm.weight_engine", "NcclEngine"),
-}
 RESOLVER = "stage2"
 INSPECTIONS_VARIABLE = "STAGE2_MODELINFOS"
 """Set in the image: the folder with what vLLM found out about models there."""
@@ -55,8 +52,8 @@ def register() -> None:
 
     vLLM calls this in each of its processes, in some more than once.
     """
-    for backend, (module, name) in ENGINES.items():
-        register_transfer_engine(backend, module, name)
+    for backend in TRANSFER_BACKENDS.values():
+        register_transfer_engine(backend, "stage2_trainer.sync.vllm.weight_engine", "ReceivingEngine")
     quiet_updates()
     read_every_reply()
     expand_sampling_on_cpus()

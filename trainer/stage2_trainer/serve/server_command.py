@@ -11,7 +11,12 @@ from typing import Any, Literal
 from stage2_api.pod.layout import HEALTH_ROUTE
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import Transport, resolve_transport
-from stage2_trainer.sync.vllm.vllm_compat import dummy_load_options, usable_drafts, without_removed_options
+from stage2_trainer.sync.vllm.vllm_compat import (
+    TRANSFER_BACKENDS,
+    dummy_load_options,
+    usable_drafts,
+    without_removed_options,
+)
 from stage2_trainer.wire.credentials import Certificate
 from stage2_trainer.wire.requests import LORA_RANKS, MAX_LORA_RANK, POLICY_MODEL
 from stage2_trainer.wire.update_routes import UPDATE_ROUTES
@@ -29,7 +34,6 @@ MIDDLEWARE = [
 ]
 UNLOGGED_ROUTES = (HEALTH_ROUTE, *UPDATE_ROUTES, "/weight_info")
 """Called at each push or every few seconds. The engine logs each push, and vLLM each call that fails."""
-TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl
 CPU_KV_CACHE_GIB = 1
 ON_CPU = {
     "VLLM_CPU_KVCACHE_SPACE": str(CPU_KV_CACHE_GIB),

@@ -13,7 +13,7 @@ from stage2_trainer import main
 from stage2_trainer.rollouts.errors import BadStepError
 from stage2_trainer.rollouts.http import ServerBackend
 from stage2_trainer.rollouts.swift import SwiftBackend
-from stage2_trainer.sync.transports.transfer import TcpTransfer
+from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError
 from stage2_trainer.wire.requests import Refused, RolloutRequest, Sampling, SeedPlan
@@ -194,6 +194,6 @@ def test_unresolvable_server_name_on_connecting_group_is_server_error():
         def world_size(self):
             return 1
 
-    transfer = TcpTransfer(1, token="t", bucket_bytes=1, timeout_s=60.0)
+    transfer = WeightTransfer(1, token="t", bucket_bytes=1, timeout_s=60.0)
     with pytest.raises(ServerError, match=rf"server {NOWHERE}, phase connect: no way to server-0"):
         transfer.connect(Client())

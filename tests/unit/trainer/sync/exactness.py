@@ -3,7 +3,7 @@
 import torch
 
 from stage2_trainer.sync.tensors.digest import Digests
-from stage2_trainer.sync.tensors.merge_math import Adapter, merged_tiles
+from stage2_trainer.sync.tensors.merge_math import Adapter, merged_tiles, write_rounded
 
 
 @torch.no_grad()
@@ -15,7 +15,7 @@ def merged_weight(base, change):
 def rounded(rounding, name, value, dtype):
     """A tensor as a rule rounds it."""
     found = torch.empty(value.shape, dtype=dtype)
-    rounding.write(name, value, found)
+    write_rounded(rounding, name, value, found)
     return found
 
 

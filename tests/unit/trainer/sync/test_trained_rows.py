@@ -13,7 +13,6 @@ from stage2_trainer.model.policy import adapt, output_table
 from stage2_trainer.sync.fleet.delivery import Shipment
 from stage2_trainer.sync.tensors.digest import Digests
 from stage2_trainer.sync.tensors.merge import merged_weights
-from stage2_trainer.sync.tensors.merge_math import Rounding
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 
 ROWS = [5, 60, 31, 32]
@@ -83,7 +82,7 @@ def test_rows_train_in_float32_on_16_bit_table(tiny):
     assert output_table(policy)[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("rounding", [Rounding(), Rounding(3)])
+@pytest.mark.parametrize("rounding", [None, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_server_merge_of_trained_rows_equals_learner(base, dtype, rounding, tmp_path):
     base = base.to(dtype)

@@ -33,8 +33,7 @@ from stage2_trainer.serve.stub.model import AdapterInfo, StubModel
 from stage2_trainer.serve.stub.swift_routes import SwiftRoutes
 from stage2_trainer.sync.tensors.announcement import from_wire
 from stage2_trainer.sync.transports.link import GroupInfo
-from stage2_trainer.sync.transports.nccl import CreateCommunicator, open_nccl
-from stage2_trainer.sync.transports.receiver import Load, Receiver, open_tcp
+from stage2_trainer.sync.transports.receiver import Load, Receiver
 from stage2_trainer.sync.vllm.routes import Stage2Routes, UpdateWatch
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.wire.chat import CHAT_ROUTE
@@ -231,17 +230,10 @@ async def _internal_error(_: Any, error: Exception) -> JSONResponse:
     return error_response(500, f"{type(error).__name__}: {error}")
 
 
-def receiver(
-    transport: Transport, device: torch.device | None = None, communicator: CreateCommunicator | None = None
-) -> Receiver:
-    """Return the worker's end of pushes over a transport.
-
-    device: where buckets arrive over NCCL; None = this process's GPU. communicator: creates NCCL's side.
-    """
-    if transport == "tcp":
-        return Receiver("tcp", open_tcp)
-    device = device or torch.device("cuda", torch.cuda.current_device())
-    return Receiver("nccl", partial(open_nccl, device=device, communicator=communicator))
+def receiver(transport: Transport) -> Receiver:
+    """Return the worker's end of pushes over a transport."""
+    on_gpu = transport == "nccl"
+    return Receiver(transport, torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu"))
 
 
 def main(receiver_over: Callable[[Transport], Receiver] = receiver) -> None:

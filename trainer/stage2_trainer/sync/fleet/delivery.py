@@ -24,13 +24,13 @@ from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.retries import ANSWER_GRACE_S
 from stage2_trainer.sync.tensors.announcement import (
     MadeTensor,
-    Recipe,
     TensorMeta,
     bucket_bytes,
     digest_request,
     digested,
     pack,
     parts_of,
+    recipe,
     take,
     to_wire,
 )
@@ -70,12 +70,12 @@ class Shipment:
         They merge `merged_there` of it from adapter parts and their own model folder, and get the rest merged.
         digests: of all shipments of the push.
         """
-        recipe, whole = source.only(merged_there), source.only(source.names() - merged_there)
-        parts = [part for entry in recipe.entries for part in _parts(entry)]
-        tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in recipe.entries]
-        header = Recipe(tensors, source.rounding.version).to_wire()
+        made, whole = source.only(merged_there), source.only(source.names() - merged_there)
+        parts = [part for entry in made.entries for part in _parts(entry)]
+        tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in made.entries]
+        header = recipe(tensors, source.rounding)
         sent = replace(source, entries=(*parts, *whole.entries))
-        return cls(sent, header, recipe, source.names(), digests)
+        return cls(sent, header, made, source.names(), digests)
 
     @cached_property
     def metas(self) -> list[TensorMeta]:

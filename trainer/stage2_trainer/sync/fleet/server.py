@@ -25,7 +25,7 @@ from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.sync.tensors.merge import Held, WeightSource
 from stage2_trainer.sync.transports.nccl import NcclTransfer
 from stage2_trainer.sync.transports.nccl_group import NcclCommunicator, OneGroup
-from stage2_trainer.sync.transports.transfer import TcpTransfer, WeightTransfer
+from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.chat import CHAT_ROUTE, chat_body
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import ServerError, join_errors
@@ -287,7 +287,7 @@ def transfer_for(
         raise ConfigError((Problem(TRANSPORT_PATH, requested, rule, way_out),))
     options: dict[str, Any] = {"token": token, "bucket_bytes": bucket_bytes, "timeout_s": timeout_s}
     if transport == "tcp":
-        return TcpTransfer(group_port, **options)
+        return WeightTransfer(group_port, **options)
     return NcclTransfer(group_port, device, shared=shared, **options)
 
 

@@ -158,21 +158,9 @@ class MadeTensor:
         return cls(name, dtype_name(dtype), None if change is None else change.scaling)
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """What a server makes, in the order in which it loads it. rounding: the version of `merge_math.Rounding`."""
-
-    tensors: Sequence[MadeTensor]
-    rounding: int | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        """Return the header."""
-        return {HEADER: asdict(self)}
-
-    @classmethod
-    def from_wire(cls, header: Mapping[str, Any]) -> Recipe:
-        """Read a header's value."""
-        return cls([MadeTensor(**tensor) for tensor in header["tensors"]], header["rounding"])
+def recipe(tensors: Sequence[MadeTensor], rounding: int | None) -> dict[str, Any]:
+    """Return the header: what a server makes, in the order in which it loads it. rounding: see `rounding_for`."""
+    return {HEADER: {"tensors": [asdict(tensor) for tensor in tensors], "rounding": rounding}}
 
 
 def digest_request(layers: Mapping[str, str]) -> str:

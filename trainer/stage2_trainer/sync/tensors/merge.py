@@ -31,11 +31,9 @@ from torch import Tensor, nn
 from stage2_trainer.sync.tensors.announcement import DEFAULT_BUCKET_BYTES, TensorMeta, parts_of, plan_buckets
 from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge_math import (
-    NEAREST,
     Adapter,
     Change,
     KeptUpdate,
-    Rounding,
     TrainedRows,
     served_weight,
 )
@@ -105,12 +103,12 @@ class WeightEntry:
 class WeightSource:
     """A re-iterable stream of `(name, tensor)`; `metadata()` describes beforehand what it yields.
 
-    Iterating computes merged tensors one by one, and holds only the current one. kept: measures how much of each merged
-    tensor's update survives rounding. access: gathers parameters, a bucket at a time.
+    Iterating computes merged tensors one by one, and holds only the current one. rounding: see `rounding_for`.
+    kept: measures how much of each merged tensor's update survives it. access: gathers parameters, a bucket at a time.
     """
 
     entries: tuple[WeightEntry, ...] = field(repr=False)
-    rounding: Rounding = NEAREST
+    rounding: int | None = None
     kept: KeptUpdate | None = None
     access: WeightAccess = HERE
 
@@ -147,7 +145,7 @@ class WeightSource:
 
 
 def merged_weights(
-    model: nn.Module, *, rounding: Rounding = NEAREST, kept: KeptUpdate | None = None, access: WeightAccess = HERE
+    model: nn.Module, *, rounding: int | None = None, kept: KeptUpdate | None = None, access: WeightAccess = HERE
 ) -> WeightSource:
     """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
 

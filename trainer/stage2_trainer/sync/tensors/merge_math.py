@@ -60,43 +60,28 @@ Change = Adapter | TrainedRows
 """A change of one weight, kept beside it."""
 
 
-@dataclass(frozen=True)
-class Rounding:
-    """A rule of rounding: equal names, versions and values give equal bytes, on every device.
+def rounding_for(mode: SyncRounding, version: int) -> int | None:
+    """Return the rule of rounding for one version's weights: what seeds stochastic rounding; None = to the nearest.
 
-    version: seeds stochastic rounding; None = to the nearest.
+    Equal rules, names and values give equal bytes, on every device.
     """
-
-    version: int | None = None
-
-    def key(self, name: str, dtype: torch.dtype) -> int | None:
-        """Return the key of a tensor's noise, a signed 64-bit integer; None where it is rounded to the nearest."""
-        if self.version is None or dtype != torch.bfloat16:
-            return None
-        digest = hashlib.blake2b(f"{self.version}|{name}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big", signed=True)
-
-    @torch.no_grad()
-    def write(self, name: str, value: Tensor, rounded: Tensor, *, first: int = 0) -> None:
-        """Round a tensor, or the piece of one that starts at its element `first`, into the contiguous `rounded`."""
-        key = self.key(name, rounded.dtype)
-        if key is None or value.dtype != torch.float32:
-            rounded.copy_(value)
-            return
-        source, target = value.contiguous().view(-1), rounded.view(-1)
-        step = TILE_ELEMENTS[value.device.type]
-        for start in range(0, len(source), step):
-            piece = source[start : start + step]
-            noise = _noise(first + start, len(piece), key, value.device)
-            target[start : start + step] = _up_or_down(piece, noise)
+    return version if mode == "stochastic" else None
 
 
-NEAREST = Rounding()
-
-
-def rounding_for(mode: SyncRounding, version: int) -> Rounding:
-    """Return the rule for one version's weights."""
-    return Rounding(version) if mode == "stochastic" else NEAREST
+@torch.no_grad()
+def write_rounded(rounding: int | None, name: str, value: Tensor, rounded: Tensor, *, first: int = 0) -> None:
+    """Round a tensor, or the piece of one that starts at its element `first`, into the contiguous `rounded`."""
+    if rounding is None or rounded.dtype != torch.bfloat16 or value.dtype != torch.float32:
+        rounded.copy_(value)
+        return
+    digest = hashlib.blake2b(f"{rounding}|{name}".encode(), digest_size=8).digest()
+    key = int.from_bytes(digest, "big", signed=True)
+    source, target = value.contiguous().view(-1), rounded.view(-1)
+    step = TILE_ELEMENTS[value.device.type]
+    for start in range(0, len(source), step):
+        piece = source[start : start + step]
+        noise = _noise(first + start, len(piece), key, value.device)
+        target[start : start + step] = _up_or_down(piece, noise)
 
 
 class KeptUpdate:
@@ -127,12 +112,12 @@ class KeptUpdate:
 
 @torch.no_grad()
 def served_weight(
-    name: str, base: Tensor, change: Change, rounding: Rounding, kept: KeptUpdate | None = None
+    name: str, base: Tensor, change: Change, rounding: int | None, kept: KeptUpdate | None = None
 ) -> Tensor:
     """Return the merged weight as it is served, in the base's dtype. kept: measures what rounding leaves of it."""
     served, sampled = _empty_like(base), []
     for rows, tile in merged_tiles(base, change):
-        rounding.write(name, tile, served[rows], first=rows.start * base.shape[1])
+        write_rounded(rounding, name, tile, served[rows], first=rows.start * base.shape[1])
         if kept is not None:
             sampled.append(tile[-rows.start % SAMPLED_ROWS :: SAMPLED_ROWS].clone())
     if kept is not None and sampled:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from stage2_api.vllm import TRANSPORT_PATH, Transport
+from stage2_api.vllm import Transport
 from stage2_trainer.wire.credentials import Certificate, error_reason
 from stage2_trainer.wire.errors import LinkError
 from stage2_trainer.wire.keep_alive import enable_keep_alive
@@ -87,14 +87,6 @@ class GroupInfo:
     def members(self, workers: int) -> list[Member]:
         """Return the server's workers as members of the group, by rank."""
         return [Member(self.name, self.rank_offset + number) for number in range(workers)]
-
-    def require(self, transport: Transport) -> None:
-        """Raise ValueError where the learner sends over another transport than this server receives over."""
-        if self.transport != transport:
-            raise ValueError(
-                f"the learner sends weights over {self.transport} and this server receives them over {transport}:"
-                f" give both the same {TRANSPORT_PATH}"
-            )
 
 
 def new_group_name() -> str:

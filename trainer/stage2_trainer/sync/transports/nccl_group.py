@@ -11,9 +11,9 @@ import ctypes
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Self
 
 import torch
@@ -161,15 +161,6 @@ class NcclGroup:
                 raise LinkError(f"{what}: {error}") from error
 
 
-@dataclass
-class Broadcast:
-    """A bucket on its way to all servers. awaited: the servers whose turn to send it has not come yet."""
-
-    packed: Packed
-    awaited: int
-    done: Future[None] = field(default_factory=Future)
-
-
 class OneGroup:
     """One group of the learner and the workers of all its servers: each bucket leaves the learner once.
 
@@ -189,7 +180,7 @@ class OneGroup:
         self._workers: dict[int, int] = {}
         self._links: dict[int, Sequence[Link]] = {}
         self._group: NcclGroup | None = None
-        self._sending: dict[int, Broadcast] = {}
+        self._sending: weakref.WeakKeyDictionary[Packed, Future[None]] = weakref.WeakKeyDictionary()
         self._ended = False
 
     @property
@@ -234,16 +225,11 @@ class OneGroup:
             group = self._group
             if self._ended or group is None:
                 raise LinkError(GROUP_ENDED)
-            broadcast = self._sending.get(id(packed))
-            is_first = broadcast is None
-            if broadcast is None:
-                broadcast = self._sending[id(packed)] = Broadcast(packed, self._servers)
-            broadcast.awaited -= 1
-            if not broadcast.awaited:
-                del self._sending[id(packed)]
+            is_first = packed not in self._sending
+            done = self._sending.setdefault(packed, Future())
         if is_first:
-            _broadcast(group, broadcast)
-        broadcast.done.result()
+            _broadcast(group, packed, done)
+        done.result()
         return is_first
 
     def end(self) -> None:
@@ -252,7 +238,6 @@ class OneGroup:
             if self._ended:
                 return
             self._ended = True
-            self._sending.clear()
             links = [link for of_server in self._links.values() for link in of_server]
             group, self._group = self._group, None
             self._changed.notify_all()
@@ -281,11 +266,11 @@ class OneGroup:
             raise LinkError(GROUP_ENDED if self._ended else f"not all servers came within {self._timeout_s:g} s")
 
 
-def _broadcast(group: NcclGroup, broadcast: Broadcast) -> None:
+def _broadcast(group: NcclGroup, packed: Packed, done: Future[None]) -> None:
     try:
-        for part in broadcast.packed.parts:
-            group.broadcast(part, broadcast.packed.ready)
+        for part in packed.parts:
+            group.broadcast(part, packed.ready)
     except Exception as error:  # noqa: BLE001  # it is raised to each server's thread
-        broadcast.done.set_exception(error)
+        done.set_exception(error)
     else:
-        broadcast.done.set_result(None)
+        done.set_result(None)

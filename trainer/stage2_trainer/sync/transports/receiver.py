@@ -11,50 +11,36 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from stage2_api.vllm import Transport
+from stage2_api.vllm import TRANSPORT_PATH, Transport
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.tensors.announcement import TensorMeta, bucket_bytes, plan_buckets, unpack
 from stage2_trainer.sync.transports.link import GroupInfo, Link, dial
+from stage2_trainer.sync.transports.nccl import CreateCommunicator, NcclInlet, open_nccl
 from stage2_trainer.wire.credentials import own_certificate, read_token
 from stage2_trainer.wire.errors import LinkError, OtherGroupError, RepeatedCallError
 
 Load = Callable[[list[tuple[str, torch.Tensor]]], Any]
 
 
-class Inlet(Protocol):
-    """The end of a link at which buckets arrive."""
-
-    def start(self, nbytes: int) -> Future[torch.Tensor]:
-        """Begin to receive the next bucket, once the one before has arrived: uint8, shape (bytes,).
-
-        The future raises LinkError if it does not come. Tensors cut from a bucket may be kept.
-        """
-        ...
-
-    def end_push(self) -> None:
-        """Give back what only a push needs."""
-        ...
-
-    def close(self) -> None:
-        """Leave; what is under way fails, here and on the learner."""
-        ...
-
-
 class Receiver:
     """A member of the learner's group, which hands on the tensors that it sends.
 
-    transport: what it receives over. open_inlet: joins a group as a rank, over a link to its learner. Raises LinkError.
+    transport: what it receives over. device: where buckets arrive over NCCL. communicator: creates NCCL's side (None =
+    NCCL itself).
     """
 
-    def __init__(self, transport: Transport, open_inlet: Callable[[Link, GroupInfo, int], Inlet]) -> None:
+    def __init__(
+        self, transport: Transport, device: torch.device, communicator: CreateCommunicator | None = None
+    ) -> None:
         self._transport = transport
-        self._open_inlet = open_inlet
-        self._inlet: Inlet | None = None
+        self._device = device
+        self._communicator = communicator
+        self._inlet: TcpInlet | NcclInlet | None = None
         self._group = ""
         self._bucket_bytes = 0
         self._calls = itertools.count(1)
@@ -71,7 +57,11 @@ class Receiver:
             LinkError: nobody waits for this worker in that group, or whoever does proves nothing.
             ValueError: the learner sends over another transport.
         """
-        info.require(self._transport)
+        if info.transport != self._transport:
+            raise ValueError(
+                f"the learner sends weights over {info.transport} and this server receives them over"
+                f" {self._transport}: give both the same {TRANSPORT_PATH}"
+            )
         call = next(self._calls)
         certificate = own_certificate(os.environ) if info.certificate else None
         link = dial(info, rank, token=read_token(os.environ), certificate=certificate)
@@ -83,6 +73,11 @@ class Receiver:
             self._joined_by, self._accepted = call, 0
             self._inlet, self._group = self._open_inlet(link, info, rank), info.name
             self._bucket_bytes = info.packed_buffer_size_bytes
+
+    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> TcpInlet | NcclInlet:
+        if self._transport == "tcp":
+            return TcpInlet(link, info.timeout_s)
+        return open_nccl(link, info, rank, self._device, self._communicator)
 
     def leave_group(self) -> None:
         """Leave the group; the learner notices at once."""
@@ -107,7 +102,7 @@ class Receiver:
                 raise RepeatedCallError(number, self._accepted)
             self._accepted = number
 
-    def _require(self, group: str) -> Inlet:
+    def _require(self, group: str) -> TcpInlet | NcclInlet:
         if self._inlet is None:
             raise RuntimeError("no transfer group: POST /init_weight_transfer_engine comes first")
         if group != self._group:
@@ -137,18 +132,13 @@ class Receiver:
         inlet.end_push()
 
 
-def _receive(inlet: Inlet, plan: Sequence[Sequence[TensorMeta]], load: Load) -> None:
+def _receive(inlet: TcpInlet | NcclInlet, plan: Sequence[Sequence[TensorMeta]], load: Load) -> None:
     arriving = inlet.start(bucket_bytes(plan[0])) if plan else None
     for bucket, following in itertools.zip_longest(plan, plan[1:]):
         assert arriving is not None
         buffer = arriving.result()
         arriving = inlet.start(bucket_bytes(following)) if following is not None else None
         load(unpack(bucket, buffer))
-
-
-def open_tcp(link: Link, info: GroupInfo, _rank: int) -> TcpInlet:
-    """Receive over the link itself."""
-    return TcpInlet(link, info.timeout_s)
 
 
 class TcpInlet:
@@ -180,31 +170,18 @@ class Buffers:
     """Memory for buckets, used again once no tensor that was cut from it is alive: fresh memory costs page faults."""
 
     def __init__(self) -> None:
-        self._all: list[_Buffer] = []
+        self._lent: list[tuple[np.ndarray, weakref.ref[np.ndarray]]] = []
 
     def take(self, nbytes: int) -> torch.Tensor:
         """Return memory that nothing else uses, uint8 of shape (nbytes,)."""
-        fitting = [buffer for buffer in self._all if buffer.is_free() and buffer.memory.nbytes >= nbytes]
-        if not fitting:
-            self._all = [buffer for buffer in self._all if not buffer.is_free()]
-            fitting = [_Buffer(nbytes)]
-            self._all += fitting
-        return fitting[0].lend(nbytes)
+        free = [memory for memory, view in self._lent if view() is None]
+        fitting = [memory for memory in free if memory.nbytes >= nbytes]
+        memory = fitting[0] if fitting else np.empty(nbytes, dtype=np.uint8)
+        view = memory[:nbytes]
+        kept = [(other, lent) for other, lent in self._lent if lent() is not None or (fitting and other is not memory)]
+        self._lent = [*kept, (memory, weakref.ref(view))]
+        return torch.from_numpy(view)  # its storage keeps `view` alive, and so does every tensor cut from it
 
     def clear(self) -> None:
         """Forget all memory; what is lent goes when its tensors do."""
-        self._all = []
-
-
-class _Buffer:
-    def __init__(self, nbytes: int) -> None:
-        self.memory = np.empty(nbytes, dtype=np.uint8)
-        self._lent: weakref.ref[np.ndarray] | None = None
-
-    def is_free(self) -> bool:
-        return self._lent is None or self._lent() is None
-
-    def lend(self, nbytes: int) -> torch.Tensor:
-        view = self.memory[:nbytes]
-        self._lent = weakref.ref(view)
-        return torch.from_numpy(view)  # its storage keeps `view` alive, and so does every tensor cut from it
+        self._lent = []

@@ -1,6 +1,6 @@
-"""The learner's end of a transfer to one server, over any transport: a port that only the server's workers may dial.
+"""The learner's end of a transfer to one server: a port that only the server's workers may dial.
 
-Over TCP the links themselves carry the weights (`TcpTransfer`).
+Over TCP the links themselves carry the weights; `nccl.NcclTransfer` sends NCCL's id over them.
 
 The server's guarded route names the port to its workers; a worker must prove the job's token (`link`).
 """
@@ -14,7 +14,6 @@ import socket
 import ssl
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
@@ -54,7 +53,7 @@ Ranks = Callable[[int], tuple[int, int]]
 """For a number of workers: the rank of the first one, and the number of the group's members."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Packed:
     """A bucket to send.
 
@@ -70,15 +69,15 @@ def ranks_alone(workers: int) -> tuple[int, int]:
     return LEARNER_RANK + 1, workers + 1
 
 
-class WeightTransfer(ABC):
-    """The transfer of weights to one server: the learner's port, and the links to the workers that dialled it.
+class WeightTransfer:
+    """The transfer of weights to one server, over TCP: the learner's port, and links to the workers that dialled it.
 
     transport: what carries the weights. staging: the device that its buckets must be on. group: the name of the group
     that was formed last; empty before. timeout_s: seconds that forming a group, or sending a bucket, may take.
     """
 
-    transport: Transport
-    staging: torch.device
+    transport: Transport = "tcp"
+    staging = torch.device("cpu")
 
     def __init__(self, port: int, *, token: str, bucket_bytes: int, timeout_s: float) -> None:
         self.group = ""
@@ -99,13 +98,19 @@ class WeightTransfer(ABC):
         """
         self._form(client)
 
-    @abstractmethod
     def send(self, packed: Packed) -> None:
-        """Send a bucket to every worker; it must stay unchanged until this returns.
+        """Send a bucket to every worker; it must stay unchanged until this returns. A slow worker delays no other.
 
         Raises:
             LinkError: it was not received in time, or the group broke.
         """
+        if packed.ready is not None:
+            packed.ready.synchronize()
+        parts = [part.numpy().data for part in packed.parts]
+        others = [in_background(link.send, parts, self._timeout_s) for link in self._links[1:]]
+        self._links[0].send(parts, self._timeout_s)
+        for other in others:
+            other.result()
 
     @property
     def sent(self) -> int:
@@ -187,25 +192,6 @@ class WeightTransfer(ABC):
             timeout_s=SERVER_PATIENCE * self._timeout_s,
             certificate=certificate,
         )
-
-
-class TcpTransfer(WeightTransfer):
-    """A transfer over TCP, from main memory.
-
-    Each worker has a link of its own, so one that is slow does not delay the others.
-    """
-
-    transport = "tcp"
-    staging = torch.device("cpu")
-
-    def send(self, packed: Packed) -> None:
-        if packed.ready is not None:
-            packed.ready.synchronize()
-        parts = [part.numpy().data for part in packed.parts]
-        others = [in_background(link.send, parts, self._timeout_s) for link in self._links[1:]]
-        self._links[0].send(parts, self._timeout_s)
-        for other in others:
-            other.result()
 
 
 class LinkListener:

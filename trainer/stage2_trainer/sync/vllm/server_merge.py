@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stage2_trainer.sync.tensors.announcement import DIFFERS, MARK, Recipe, change_from, digested
+from stage2_trainer.sync.tensors.announcement import DIFFERS, MARK, MadeTensor, change_from, digested
 from stage2_trainer.sync.tensors.digest import Digests, differing
-from stage2_trainer.sync.tensors.merge_math import Rounding, served_weight
+from stage2_trainer.sync.tensors.merge_math import served_weight
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
 
 Item = TypeVar("Item")
@@ -67,7 +67,7 @@ class ServerMerge:
         if (expected := header.get("expected")) is not None:
             self._check_digests(expected)
             return
-        recipe, digests = Recipe.from_wire(header), Digests()
+        made, digests = [MadeTensor(**tensor) for tensor in header["tensors"]], Digests()
         parts: dict[str, Tensor] = {}
 
         def arrived(tensors: Named) -> None:
@@ -78,14 +78,17 @@ class ServerMerge:
                 load(digested(whole, digests))
 
         receive(arrived)
-        if recipe.tensors:
-            load(digested(one_ahead(self._merged(recipe, parts), self._device), digests))
+        if made:
+            merged = self._merged(made, header["rounding"], parts)
+            load(digested(one_ahead(merged, self._device), digests))
         self._loaded = digests.by_layer()
 
     @torch.no_grad()
-    def _merged(self, recipe: Recipe, parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        self._folder, rounding = self._folder or ModelFolder(self._model), Rounding(recipe.rounding)
-        for made in recipe.tensors:
+    def _merged(
+        self, tensors: Iterable[MadeTensor], rounding: int | None, parts: Mapping[str, Tensor]
+    ) -> Iterator[tuple[str, Tensor]]:
+        self._folder = self._folder or ModelFolder(self._model)
+        for made in tensors:
             base = self._folder.tensor(made.name).to(self._device, getattr(torch, made.dtype))
             change = change_from(made, parts)
             yield made.name, base if change is None else served_weight(made.name, base, change, rounding)

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stage2_api.vllm import FRAME_LOOKUP
+from stage2_api.vllm import FRAME_LOOKUP, Transport
 
 if TYPE_CHECKING:
     import uvicorn
@@ -41,6 +41,7 @@ ENTRY_MODULE, ENGINE_MODULE = "vllm.entrypoints.launchers.api_server.entry", "vl
 # Calls of a weight update that vLLM makes in all workers (`read_every_reply`).
 UPDATE_CALLS = ("init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update")
 
+TRANSFER_BACKENDS: dict[Transport, str] = {"tcp": "tcp", "nccl": "stage2-nccl"}  # vLLM has an engine named nccl
 SHARED_MEMORY = Path("/dev/shm")
 NAMED_LAYERS = 8  # in an error
 

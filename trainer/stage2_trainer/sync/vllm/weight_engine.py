@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,13 +12,12 @@ from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 from vllm.logger import init_logger
 
-from stage2_api.vllm import Transport
 from stage2_trainer.sync.tensors.announcement import from_wire
-from stage2_trainer.sync.transports.link import GroupInfo, Link
-from stage2_trainer.sync.transports.receiver import Inlet, Receiver, open_tcp
+from stage2_trainer.sync.transports.link import GroupInfo
+from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.vllm.adapter_store import keep_adapter
 from stage2_trainer.sync.vllm.server_merge import ServerMerge
-from stage2_trainer.sync.vllm.vllm_compat import LayerReload, receive_and_settle
+from stage2_trainer.sync.vllm.vllm_compat import TRANSFER_BACKENDS, LayerReload, receive_and_settle
 
 logger = init_logger("vllm.stage2")  # vLLM's processes print no others
 
@@ -48,9 +46,11 @@ class BucketUpdateInfo(WeightTransferUpdateInfo):
 
 
 class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
-    """An engine that takes the learner's buckets and loads what arrives into the running model."""
+    """An engine that takes the learner's buckets and loads what arrives into the running model.
 
-    transport: Transport
+    The name of its backend says what it receives over (`TRANSFER_BACKENDS`).
+    """
+
     init_info_cls = GroupInitInfo
     update_info_cls = BucketUpdateInfo
 
@@ -58,7 +58,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self._receiver = Receiver(self.transport, self._open_inlet)
+        self._receiver = Receiver("tcp" if config.backend == TRANSFER_BACKENDS["tcp"] else "nccl", device)
         self._merge = ServerMerge(vllm_config.model_config.model, device)
         self._reload = LayerReload(model, vllm_config.model_config)
 
@@ -106,26 +106,3 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
     def shutdown(self) -> None:
         """Leave the group."""
         self._receiver.leave_group()
-
-    @abstractmethod
-    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet: ...
-
-
-class TcpEngine(ReceivingEngine):
-    """An engine that receives over TCP, on any platform."""
-
-    transport = "tcp"
-
-    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
-        return open_tcp(link, info, rank)
-
-
-class NcclEngine(ReceivingEngine):
-    """An engine that receives over NCCL into its GPU."""
-
-    transport = "nccl"
-
-    def _open_inlet(self, link: Link, info: GroupInfo, rank: int) -> Inlet:
-        from stage2_trainer.sync.transports.nccl import open_nccl
-
-        return open_nccl(link, info, rank, self.device)

@@ -5,11 +5,10 @@ import threading
 import torch
 
 from stage2_trainer.sync.tensors.announcement import TensorMeta, plan_buckets, take
-from stage2_trainer.sync.transports import nccl
 from stage2_trainer.sync.transports.link import GroupInfo
 from stage2_trainer.sync.transports.nccl import NcclTransfer
-from stage2_trainer.sync.transports.receiver import Receiver, open_tcp
-from stage2_trainer.sync.transports.transfer import Packed, TcpTransfer
+from stage2_trainer.sync.transports.receiver import Receiver
+from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.errors import LinkError
 from tests.support.socket_communicator import SocketCommunicator
 
@@ -38,11 +37,11 @@ class Client:
 
 
 def tcp_transfer(port, token, timeout_s=10.0):
-    return TcpTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
+    return WeightTransfer(port, token=token, bucket_bytes=LIMIT, timeout_s=timeout_s)
 
 
 def tcp_receiver():
-    return Receiver("tcp", open_tcp)
+    return Receiver("tcp", CPU)
 
 
 def nccl_transfer(port, token, communicator=SocketCommunicator, timeout_s=10.0, shared=None):
@@ -51,7 +50,7 @@ def nccl_transfer(port, token, communicator=SocketCommunicator, timeout_s=10.0, 
 
 
 def nccl_receiver(communicator=SocketCommunicator):
-    return Receiver("nccl", lambda link, info, rank: nccl.open_nccl(link, info, rank, CPU, communicator))
+    return Receiver("nccl", CPU, communicator)
 
 
 def in_thread(step, *arguments):
