@@ -131,7 +131,7 @@ def tokens_of(rollout: Rollout) -> int:
 
 def rollouts_of(backend: ServerBackend, seed: int) -> ServerRollouts:
     """Return the learner's source of rollouts over these servers."""
-    weights = WeightSync("full", full=TimedPush(backend.base_urls))
+    weights = WeightSync("full", full=TimedPush(backend.base_urls).push)
     return ServerRollouts(backend, weights, seed=seed, wait=lambda error: None, reporter=Reporter())
 
 

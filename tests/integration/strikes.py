@@ -96,7 +96,7 @@ def deadline_s(blow: signal.Signals) -> float:
 def proved(sync: FullPush, probe: Probe) -> WeightSync:
     """Return a synchronizer that proves each sync to every server."""
     clients = [session.client for session in sync.fleet.sessions]
-    return WeightSync("full", full=sync, prover=Prover(probe, clients, every=1))
+    return WeightSync("full", full=sync.push, prover=Prover(probe, clients, every=1))
 
 
 def when_it_comes_to(phase: str, do: Callable[[], object]) -> Callable[[], None]:

@@ -68,7 +68,7 @@ def learner(token):
             )
             return ServerRollouts(
                 backend,
-                WeightSync("full", full=full),
+                WeightSync("full", full=full.push),
                 seed=17,
                 wait=lambda error: members.follow(error.servers | backend.lost),
                 follow=lambda: members.follow(backend.lost),

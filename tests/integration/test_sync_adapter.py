@@ -1,6 +1,7 @@
 """Adapter sync, against real vLLM and the stub: the server with the adapter is the learner, and without it the base."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.rollouts.http import ServerBackend
-from stage2_trainer.sync.fleet.adapter import AdapterPush
+from stage2_trainer.sync.fleet.adapter import push_adapter
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Prover
 from stage2_trainer.sync.fleet.push import FullPush, WeightSync
 from stage2_trainer.sync.fleet.report import ProofError
@@ -33,7 +34,7 @@ def full(served, make_sync):
 
 @pytest.fixture
 def adapters(full):
-    return AdapterPush(full.fleet)
+    return partial(push_adapter, full.fleet)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def listed(client):
 
 def test_server_answers_like_learner_with_adapter_and_like_base_without(adapters, client, backend, base, probe):
     policy = policies.trained(base, "lora", amount=0.1)
-    report = adapters.push(policy, version=4)
+    report = adapters(policy, version=4)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
     with pytest.raises(ProofError):
         policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
@@ -65,9 +66,9 @@ def test_server_answers_like_learner_with_adapter_and_like_base_without(adapters
 
 def test_each_push_serves_new_adapter_name_and_unloads_previous_one(adapters, client, base, probe):
     policy = policies.trained(base, "lora")
-    first = adapters.push(policy, version=1)
+    first = adapters(policy, version=1)
     policies.train_on(policy)
-    second = adapters.push(policy, version=2)
+    second = adapters(policy, version=2)
     assert first.adapter != second.adapter
     assert not second.everything
     assert second.bytes == sum(p.numel() * 4 for n, p in policy.named_parameters() if "lora_" in n)
@@ -77,8 +78,8 @@ def test_each_push_serves_new_adapter_name_and_unloads_previous_one(adapters, cl
 
 def test_request_for_unloaded_adapter_is_refused(adapters, backend, base, probe):
     policy = policies.trained(base, "lora")
-    first = adapters.push(policy, version=1)
-    adapters.push(policy, version=2)
+    first = adapters(policy, version=1)
+    adapters(policy, version=2)
     with pytest.raises(ServerError, match="answered 404"):
         answer(backend, probe, first.adapter, 2)
 
@@ -89,21 +90,21 @@ def test_rank_and_alpha_patterns_are_applied(adapters, client, base, probe):
     )
     policy = get_peft_model(copy.deepcopy(base), config).eval()
     policies.train_on(policy)
-    report = adapters.push(policy, version=1)
+    report = adapters(policy, version=1)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
 def test_changed_base_is_restored_before_adapter_push(full, adapters, client, base, probe):
     full.push(policies.trained(base, "full"), version=1)
     policy = policies.trained(base, "lora")
-    report = adapters.push(policy, version=2)
+    report = adapters(policy, version=2)
     assert report.everything
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE, adapter=report.adapter)
 
 
 def test_full_push_unloads_adapters_of_server(full, adapters, client, base, probe):
     policy = policies.trained(base, "lora")
-    adapters.push(policy, version=1)
+    adapters(policy, version=1)
     policies.train_on(policy)
     full.push(policy, version=2)
     policies.verify(policy, probe, [client], tolerance=FLOAT32_TOLERANCE)
@@ -116,7 +117,7 @@ def test_full_push_unloads_adapters_of_server(full, adapters, client, base, prob
 def test_refused_adapter_switches_run_to_full_pushes(full, adapters, client, base, probe, caplog):
     policy = policies.trained(base, "lora")
     sync = WeightSync(
-        "auto", full=full, adapter=adapters, prover=Prover(probe, [client], every=1, tolerance=FLOAT32_TOLERANCE)
+        "auto", full=full.push, adapter=adapters, prover=Prover(probe, [client], every=1, tolerance=FLOAT32_TOLERANCE)
     )
     sync.ensure_synced(policy, 0)
     assert listed(client) == ["policy", sync.report.adapter]
@@ -137,6 +138,6 @@ def test_server_without_lora_refuses_adapter_push(start_server, base, token):
         [ServerAddress(served.base_url, served.group_port)], token=token, timeout_s=30, device=torch.device("cpu")
     )
     with pytest.raises(ServerError, match="--enable-lora") as caught:
-        AdapterPush(full.fleet).push(policies.trained(base, "lora"), version=1)
+        push_adapter(full.fleet, policies.trained(base, "lora"), version=1)
     assert caught.value.server == served.base_url
     full.close()

@@ -39,8 +39,8 @@ from stage2_trainer.packing import PackingError
 from stage2_trainer.process.activity import ACTIVITY, Report
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.uncollected import uncollected
-from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples
-from stage2_trainer.sync.fleet.report import DigestError, ProofError, VersionError
+from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples, VersionError
+from stage2_trainer.sync.fleet.report import DigestError, ProofError
 from stage2_trainer.sync.transports import nccl_choice
 from stage2_trainer.telemetry.progress import ProgressServer, Reporter
 from stage2_trainer.telemetry.prometheus import metered

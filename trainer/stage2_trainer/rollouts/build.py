@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from itertools import chain
 from typing import Any
@@ -30,10 +31,10 @@ from stage2_trainer.rollouts.members import Members
 from stage2_trainer.rollouts.rollout_source import ServerRollouts
 from stage2_trainer.rollouts.swift import SwiftBackend
 from stage2_trainer.serve.server_command import ON_CPU, PRECOMPILED, UNCOMPILED
-from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_obstacle, resolve_mode
+from stage2_trainer.sync.fleet.adapter import adapter_obstacle, push_adapter, resolve_mode
 from stage2_trainer.sync.fleet.proof import Ask, Prover, server_logprobs, swift_logprobs
-from stage2_trainer.sync.fleet.push import FullPush, WeightSync
-from stage2_trainer.sync.fleet.report import ProvedStep
+from stage2_trainer.sync.fleet.push import FullPush, Push, WeightSync
+from stage2_trainer.sync.fleet.report import ProvedStep, SyncReport
 from stage2_trainer.sync.fleet.server import close_update
 from stage2_trainer.sync.swift.swift_sync import SwiftPush
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess
@@ -79,7 +80,9 @@ def server_rollouts(
         access=access,
     )
     stack.callback(full.close)
-    adapter = _adapter_push(config, policy, full, access)
+    sync, enable_lora = config.rollout_matching.vllm.sync, config.rollout_matching.vllm.enable_lora
+    mode = resolve_mode(sync.mode, enable_lora=enable_lora, obstacle=adapter_obstacle(policy.model))
+    adapter = partial(push_adapter, full.fleet, access=access) if mode == "adapter" else None
 
     def clients_of(servers: Sequence[ServerAddress]) -> list[ServerClient]:
         return [ServerClient(one.base_url, token, timeout_s=timeout_s) for one in servers]
@@ -163,13 +166,6 @@ def _backend(config: RunConfig, servers: Sequence[ServerAddress], token: str, st
     return backend
 
 
-def _adapter_push(config: RunConfig, policy: Policy, full: FullPush, access: WeightAccess) -> AdapterPush | None:
-    """Return the push of adapters, or None where full weights travel; ConfigError if the mode cannot work."""
-    vllm = config.rollout_matching.vllm
-    mode = resolve_mode(vllm.sync.mode, enable_lora=vllm.enable_lora, obstacle=adapter_obstacle(policy.model))
-    return AdapterPush(full.fleet, access) if mode == "adapter" else None
-
-
 def _prover(
     config: RunConfig,
     policy: Policy,
@@ -183,18 +179,16 @@ def _prover(
     return Prover(policy.probe, clients, every=every, tolerance=tolerance, ask=ask, proved=proved, access=access)
 
 
-def _weight_sync(
-    config: RunConfig, full: FullPush | SwiftPush, adapter: AdapterPush | None, prover: Prover
-) -> WeightSync:
+def _weight_sync(config: RunConfig, full: FullPush | SwiftPush, adapter: Push | None, prover: Prover) -> WeightSync:
     """Return the sync of weights to the servers, which are up."""
     sync = config.rollout_matching.vllm.sync
     return WeightSync(
         sync.mode,
-        full=full,
+        full=full.push,
         adapter=adapter,
         fallback=sync.fallback_to_full,
         prover=prover,
-        planned=(adapter or full).planned(),
+        planned=full.planned() if adapter is None else SyncReport(transport=full.planned().transport),
     )
 
 

@@ -33,7 +33,7 @@ from stage2_trainer.sync.tensors.merge import (
     stale_names,
     touches_vision,
 )
-from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
+from stage2_trainer.sync.tensors.merge_math import rounding_for
 from stage2_trainer.sync.vllm.vllm_compat import (
     LayerReload,
     before_each_step,
@@ -144,8 +144,7 @@ class ColocateEngine:
 
         start, self.version = time.monotonic(), UNSYNCED
         self._wake(WEIGHTS)
-        kept = KeptUpdate()
-        source = merged_weights(model, rounding=rounding_for(self._rounding, version), kept=kept)
+        source = merged_weights(model, rounding=rounding_for(self._rounding, version))
         stale = source.only(stale_names(self._held, source))
         self._load(stale)
         self._held = held_after(source)
@@ -159,7 +158,7 @@ class ColocateEngine:
             bytes=sum(meta.nbytes for meta in stale.metadata()),
             tensors=len(stale.entries),
             everything=len(stale.entries) == len(source.entries),
-            rounding_kept=kept.share(),
+            rounding_kept=source.rounding_kept(),
             proof_gap=self._prover.gap,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stage2_api.errors import ConfigError
+from stage2_trainer.sync.fleet.report import ProofError
 
 
 class RunawayError(ConfigError):
@@ -11,6 +12,10 @@ class RunawayError(ConfigError):
 
 class TooManyBadSamples(ConfigError):
     """More samples were set aside than a person allows. All learner processes meet it."""
+
+
+class VersionError(ProofError):
+    """Answers come from the weights of another version than was asked; nothing was trained on them."""
 
 
 class BadStepError(RuntimeError):

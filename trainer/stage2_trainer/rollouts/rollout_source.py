@@ -19,8 +19,9 @@ from stage2_api.pod.report import SyncStatus
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.background import in_background
+from stage2_trainer.rollouts.errors import VersionError
 from stage2_trainer.sync.fleet.push import WeightSync
-from stage2_trainer.sync.fleet.report import SyncReport, VersionError
+from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.fleet.retries import ATTEMPTS
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch

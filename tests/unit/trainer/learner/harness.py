@@ -169,7 +169,7 @@ def read_log(folder: Path, event: str | None = None) -> list[dict[str, Any]]:
 def fresh_rollouts(
     backend: Any, sync: RecordingPush, reporter: Reporter, wait: Callable[[ServerError], None]
 ) -> ServerRollouts:
-    weights = WeightSync("full", full=sync, planned=sync.planned)
+    weights = WeightSync("full", full=sync.push, planned=sync.planned)
     return ServerRollouts(backend, weights, seed=17, wait=wait, reporter=reporter)
 
 

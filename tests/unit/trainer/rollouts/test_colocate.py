@@ -22,10 +22,11 @@ from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.rollouts import colocate
 from stage2_trainer.rollouts.build import engine_environment, engine_options
 from stage2_trainer.rollouts.colocate import ColocateEngine, EngineProver, TensorParallel, _Call, groups, own_slice
+from stage2_trainer.rollouts.errors import VersionError
 from stage2_trainer.rollouts.in_process import ColocateRollouts
 from stage2_trainer.rollouts.rollout_source import GenerationRequest, require_version
 from stage2_trainer.sync.fleet.proof import FLOAT32_TOLERANCE, Probe, learner_logprobs
-from stage2_trainer.sync.fleet.report import ProofError, ProvedStep, VersionError
+from stage2_trainer.sync.fleet.report import ProofError, ProvedStep
 from stage2_trainer.sync.tensors.merge import WeightEntry, WeightSource, held_after, stale_names
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import Stopwatch

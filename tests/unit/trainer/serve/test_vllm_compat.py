@@ -60,7 +60,7 @@ def test_forked_server_process_releases_port_and_keeps_thread_count(monkeypatch)
     monkeypatch.setattr(vllm_compat._Copy, "threads", torch.get_num_threads())
     inside, outside = socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as port, inside, outside:
-        copy = vllm_compat._Copying().Process(target=_report, args=(port.fileno(), inside.fileno()))
+        copy = vllm_compat._copying().Process(target=_report, args=(port.fileno(), inside.fileno()))
         copy.start()
         copy.join(20)
         assert copy.exitcode == 0

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 
 from stage2_trainer.sync.fleet import adapter
-from stage2_trainer.sync.fleet.adapter import AdapterPush, adapter_config, adapter_obstacle, adapter_weights
+from stage2_trainer.sync.fleet.adapter import adapter_config, adapter_obstacle, adapter_weights, push_adapter
 from stage2_trainer.sync.fleet.server import Update
 from stage2_trainer.sync.tensors.merge import merged_weights
 from tests.unit.trainer.sync.test_merge import adapted
@@ -62,5 +62,5 @@ def test_base_weights_are_sent_without_adapter(tiny):
 def test_adapter_names_are_unique_even_for_same_version(tiny, monkeypatch):
     monkeypatch.setattr(adapter, "send", lambda *_: None)
     fleet = SimpleNamespace(update=lambda: nullcontext(Update([])), report=lambda update, version, **fields: fields)
-    model, push = adapted(tiny), AdapterPush(fleet)
-    assert len({push.push(model, version=3)["adapter"] for _ in range(20)}) == 20
+    model = adapted(tiny)
+    assert len({push_adapter(fleet, model, version=3)["adapter"] for _ in range(20)}) == 20

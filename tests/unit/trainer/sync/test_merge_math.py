@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stage2_trainer.sync.tensors import merge_math
-from stage2_trainer.sync.tensors.merge_math import Adapter, KeptUpdate, served_weight
+from stage2_trainer.sync.tensors.merge_math import Adapter, kept_share, kept_sums, served_weight
 from tests.unit.trainer.sync.exactness import layer, merged_weight, rounded
 
 OUT, IN, RANK = 67, 301, 6
@@ -75,8 +75,8 @@ def test_served_weight_and_kept_update_do_not_depend_on_tile_size(monkeypatch):
 
     def served(tile):
         monkeypatch.setitem(merge_math.TILE_ELEMENTS, "cpu", tile)
-        kept = KeptUpdate()
-        return served_weight("w", base, adapter, 3, kept), kept.share()
+        kept = []
+        return served_weight("w", base, adapter, 3, kept), kept_share(kept)
 
     (whole, share), (cut, of_cut) = served(2**24), served(7 * IN)
     assert torch.equal(cut, whole)
@@ -137,9 +137,7 @@ def dora_after(steps):
 
 
 def kept(base, merged, rounding):
-    kept = KeptUpdate()
-    kept.add(base, merged, rounded(rounding, "w", merged, base.dtype))
-    return kept.share()
+    return kept_share([kept_sums(base, merged, rounded(rounding, "w", merged, base.dtype))])
 
 
 def test_rounding_to_nearest_loses_small_early_updates():
@@ -198,7 +196,7 @@ def test_kept_update_share_is_one_in_float32_and_undefined_without_update():
     base, merged = dora_after(1)
     assert kept(base.float(), merged, None) == pytest.approx(1)
     assert kept(base, base.float(), None) is None
-    assert KeptUpdate().share() is None
+    assert kept_share([]) is None
     norm = base.double().norm(dim=1).float()
     untrained = merged_weight(base, Adapter(torch.zeros(256, 16), torch.ones(16, 512), 2.0, norm))
     assert kept(base, untrained, None) is None

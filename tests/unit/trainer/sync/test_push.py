@@ -49,7 +49,7 @@ def adapters():
 
 
 def test_weights_are_pushed_once_for_each_step(recorder):
-    policy = WeightSync("full", full=recorder)
+    policy = WeightSync("full", full=recorder.push)
     reports = [policy.ensure_synced(MODEL, step) for step in (0, 0, 1, 1, 1, 4)]
     assert recorder.versions == [0, 1, 4]
     assert [report.version if report else None for report in reports] == [0, None, 1, None, None, 4]
@@ -57,13 +57,13 @@ def test_weights_are_pushed_once_for_each_step(recorder):
 
 def test_push_is_logged_with_size_and_servers(caplog):
     caplog.set_level("INFO")
-    WeightSync("full", full=Recorder(bytes=45_600_000, tensors=7)).ensure_synced(MODEL, 3)
+    WeightSync("full", full=Recorder(bytes=45_600_000, tensors=7).push).ensure_synced(MODEL, 3)
     assert "weights of step 3 on 2 servers: " in caplog.text
     assert ", 7 tensors, 45.6 MB each, 1.25 s" in caplog.text
 
 
 def test_failed_push_is_repeated(recorder):
-    policy = WeightSync("full", full=recorder)
+    policy = WeightSync("full", full=recorder.push)
     policy.ensure_synced(MODEL, 3)
     recorder.error = LOST
     with pytest.raises(ServerError):
@@ -74,7 +74,7 @@ def test_failed_push_is_repeated(recorder):
 
 
 def test_lost_server_makes_push_of_same_step_due_again(recorder):
-    policy = WeightSync("full", full=recorder)
+    policy = WeightSync("full", full=recorder.push)
     policy.ensure_synced(MODEL, 2)
     policy.invalidate()
     policy.ensure_synced(MODEL, 2)
@@ -82,7 +82,7 @@ def test_lost_server_makes_push_of_same_step_due_again(recorder):
 
 
 def test_push_count_distinguishes_pushes_of_same_version(recorder):
-    policy = WeightSync("full", full=recorder)
+    policy = WeightSync("full", full=recorder.push)
     counts = [policy.ensure_synced(MODEL, 2).pushes]
     policy.invalidate()
     recorder.error = LOST
@@ -110,7 +110,7 @@ class Proofs:
 
 def test_every_push_is_offered_for_proof_and_required_after_lost_server(recorder, adapters):
     prover = Proofs()
-    policy = WeightSync("auto", full=recorder, adapter=adapters, prover=prover)
+    policy = WeightSync("auto", full=recorder.push, adapter=adapters.push, prover=prover)
     policy.ensure_synced(MODEL, 0)
     policy.invalidate()
     adapters.error = REFUSED
@@ -119,13 +119,13 @@ def test_every_push_is_offered_for_proof_and_required_after_lost_server(recorder
 
 
 def test_push_report_names_pushed_adapter(recorder, adapters):
-    policy = WeightSync("adapter", full=recorder, adapter=adapters)
+    policy = WeightSync("adapter", full=recorder.push, adapter=adapters.push)
     assert policy.ensure_synced(MODEL, 3).adapter == policy.report.adapter == "policy-3"
     assert (policy.report.effective_mode, recorder.versions) == ("adapter", [])
 
 
 def test_refused_adapter_switches_run_to_full_pushes_with_one_warning(recorder, adapters, caplog):
-    policy = WeightSync("auto", full=recorder, adapter=adapters)
+    policy = WeightSync("auto", full=recorder.push, adapter=adapters.push)
     policy.ensure_synced(MODEL, 0)
     adapters.error = REFUSED
     for step in (1, 2, 3):
@@ -139,7 +139,7 @@ def test_refused_adapter_switches_run_to_full_pushes_with_one_warning(recorder, 
 
 @pytest.mark.parametrize(("error", "fallback"), [(REFUSED, False), (LOST, True)], ids=["no fallback", "only lost"])
 def test_adapter_mode_is_kept_without_fallback_or_after_lost_server(recorder, adapters, error, fallback):
-    policy = WeightSync("adapter", full=recorder, adapter=adapters, fallback=fallback)
+    policy = WeightSync("adapter", full=recorder.push, adapter=adapters.push, fallback=fallback)
     adapters.error = error
     with pytest.raises(ServerError, match=error.detail):
         policy.ensure_synced(MODEL, 1)
@@ -174,7 +174,7 @@ def test_unusable_adapter_mode_is_refused_with_reason_and_advice(enable_lora, ob
 
 
 def test_update_lost_to_rounding_is_warned_about_once(caplog):
-    policy = WeightSync("full", full=Recorder(rounding_kept={0: 1.0, 1: 0.05, 2: 0.2, 3: 0.9}))
+    policy = WeightSync("full", full=Recorder(rounding_kept={0: 1.0, 1: 0.05, 2: 0.2, 3: 0.9}).push)
     for step in range(4):
         policy.ensure_synced(MODEL, step)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

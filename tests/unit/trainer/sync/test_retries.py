@@ -186,7 +186,9 @@ class FailingPush:
 
 
 def rollouts_of(backend: Any, full: Any, wait: Any, prover: Any = None) -> ServerRollouts:
-    return ServerRollouts(backend, WeightSync("full", full=full, prover=prover), seed=1, wait=wait, reporter=Reporter())
+    return ServerRollouts(
+        backend, WeightSync("full", full=full.push, prover=prover), seed=1, wait=wait, reporter=Reporter()
+    )
 
 
 def request() -> GenerationRequest:
@@ -219,7 +221,7 @@ def test_changes_of_the_way_add_to_the_product_and_are_made_once_in_a_run(monkey
         raise ServerError(URL, "load adapter", "rank too high", status=400)
 
     monkeypatch.setattr(full, "_push_once", push_once)
-    weights = WeightSync("auto", full=full, adapter=SimpleNamespace(push=refuse))
+    weights = WeightSync("auto", full=full.push, adapter=refuse)
     weights.ensure_synced(MODEL, 1)
     assert tries == ["adapter", "server", "learner"]
     assert len(tries) == 1 + CHANGES

@@ -93,49 +93,36 @@ def adapter_config(model: PeftModel) -> dict[str, Any]:
     }
 
 
-class AdapterPush:
-    """Pushes the adapter to every server, each time under a new name that requests must ask for.
+def push_adapter(fleet: Fleet, model: nn.Module, *, version: int, access: WeightAccess = HERE) -> SyncReport:
+    """Give every server the model's adapter, under `version`, and a new name that requests must ask for.
 
-    A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new.
-    access: how weights are read.
+    A name is never used twice, so nothing that was computed or loaded under an older one can be taken for the new. It
+    is in the report. A server whose base an earlier learner may have changed is sent the base first. access: how
+    weights are read.
+
+    Raises:
+        ServerError: one or more servers do not serve the adapter.
     """
-
-    def __init__(self, fleet: Fleet, access: WeightAccess = HERE) -> None:
-        self._fleet = fleet
-        self._access = access
-
-    def planned(self) -> SyncReport:
-        """Return what is known before the first push."""
-        return SyncReport(transport=self._fleet.carrier)
-
-    def push(self, model: nn.Module, *, version: int) -> SyncReport:
-        """Give every server the model's adapter, under `version`; its name is in the report.
-
-        A server whose base an earlier learner may have changed is sent the base first.
-
-        Raises:
-            ServerError: one or more servers do not serve the adapter.
-        """
-        assert isinstance(model, PeftModel)  # `adapter_obstacle` has checked it
-        name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
-        header = {"adapter": {"name": name, "config": adapter_config(model)}}
-        adapter = Shipment(adapter_weights(model, self._access), header)
-        sent = [adapter]
-        with self._fleet.update() as update:
-            reach(update)
-            rebased = [session for session in update.fit if not session.holds_base]
-            if rebased:
-                base = Shipment(merged_weights(model, access=self._access).unmerged())
-                sent.append(base)
-                send(self._fleet, base, rebased, update)
-            send(self._fleet, adapter, update.fit, update)
-            with update.measure("finish"):
-                update.each(ServerSession.finish_adapter, version, name)
-        return self._fleet.report(
-            update,
-            version,
-            bytes=sum(shipment.nbytes for shipment in sent),
-            tensors=sum(len(shipment.metas) for shipment in sent),
-            everything=bool(rebased),
-            adapter=name,
-        )
+    assert isinstance(model, PeftModel)  # `adapter_obstacle` has checked it
+    name = f"{POLICY_MODEL}-{version}-{secrets.token_hex(4)}"
+    header = {"adapter": {"name": name, "config": adapter_config(model)}}
+    adapter = Shipment(adapter_weights(model, access), header)
+    sent = [adapter]
+    with fleet.update() as update:
+        reach(update)
+        rebased = [session for session in update.fit if not session.holds_base]
+        if rebased:
+            base = Shipment(merged_weights(model, access=access).unmerged())
+            sent.append(base)
+            send(fleet, base, rebased, update)
+        send(fleet, adapter, update.fit, update)
+        with update.measure("finish"):
+            update.each(ServerSession.finish_adapter, version, name)
+    return fleet.report(
+        update,
+        version,
+        bytes=sum(shipment.nbytes for shipment in sent),
+        tensors=sum(len(shipment.metas) for shipment in sent),
+        everything=bool(rebased),
+        adapter=name,
+    )

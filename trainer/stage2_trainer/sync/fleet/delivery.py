@@ -23,11 +23,11 @@ import torch
 from stage2_trainer.process.background import in_background
 from stage2_trainer.sync.fleet.retries import ANSWER_GRACE_S
 from stage2_trainer.sync.tensors.announcement import (
-    MadeTensor,
     TensorMeta,
     bucket_bytes,
     digest_request,
     digested,
+    made_tensor,
     pack,
     parts_of,
     recipe,
@@ -72,7 +72,7 @@ class Shipment:
         """
         made, whole = source.only(merged_there), source.only(source.names() - merged_there)
         parts = [part for entry in made.entries for part in _parts(entry)]
-        tensors = [MadeTensor.from_change(e.name, e.parameter.dtype, e.change) for e in made.entries]
+        tensors = [made_tensor(e.name, e.parameter.dtype, e.change) for e in made.entries]
         header = recipe(tensors, source.rounding)
         sent = replace(source, entries=(*parts, *whole.entries))
         return cls(sent, header, made, source.names(), digests)

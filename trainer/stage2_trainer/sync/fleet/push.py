@@ -1,7 +1,7 @@
 """A push of weights: from "the optimizer has stepped" to "every server answers with the new weights".
 
-Read `WeightSync.ensure_synced`, then `FullPush._push_once`: their steps are the push, in order. `AdapterPush` takes the
-same steps with adapters alone.
+Read `WeightSync.ensure_synced`, then `FullPush._push_once`: their steps are the push, in order. `push_adapter` takes
+the same steps with adapters alone.
 
 Nested terms: a push is one update of all servers; a shipment is what servers with the same needs are sent; a delivery
 takes it to one of them.
@@ -20,9 +20,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
@@ -45,7 +45,7 @@ from stage2_trainer.sync.tensors.merge import (
     stale_names,
     touches_vision,
 )
-from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
+from stage2_trainer.sync.tensors.merge_math import rounding_for
 from stage2_trainer.wire.errors import ServerError
 
 logger = logging.getLogger(__name__)
@@ -58,13 +58,8 @@ ROUNDING_PATH = "custom.extra.rollout_matching.vllm.sync.rounding"
 MOSTLY_LOST = 0.5  # of an update: below it the serving policy is nearer to the base than to the one that trains
 BY_DEFAULT = VllmSync()
 
-
-class PushMethod(Protocol):
-    """A way to bring servers up to date."""
-
-    def push(self, model: nn.Module, *, version: int) -> SyncReport:
-        """Give every server the model's weights, under `version`. Raises ServerError."""
-        ...
+Push = Callable[..., SyncReport]
+"""Brings servers up to date: takes the model, and by keyword the version. Raises ServerError."""
 
 
 class WeightSync:
@@ -80,8 +75,8 @@ class WeightSync:
         self,
         requested: SyncMode,
         *,
-        full: PushMethod,
-        adapter: PushMethod | None = None,
+        full: Push,
+        adapter: Push | None = None,
         fallback: bool = True,
         prover: Prover | None = None,
         planned: SyncReport | None = None,
@@ -142,7 +137,7 @@ class WeightSync:
         """Push the adapter, or the merged weights where there is none or it is refused."""
         if self._adapter is not None:
             try:
-                return self._adapter.push(model, version=version)
+                return self._adapter(model, version=version)
             except ServerError as error:
                 # without a status the server is lost: the caller waits for it, and calls again
                 if error.status is None or not self._fallback:
@@ -151,7 +146,7 @@ class WeightSync:
             self._adapter = None
             if self._prover is not None:
                 self._prover.require_next()
-        return self._full.push(model, version=version)
+        return self._full(model, version=version)
 
     def _completed(self, report: SyncReport, prove_s: float | None = None) -> SyncReport:
         return report.completed(requested=self._requested, effective=self.effective, prove_s=prove_s)
@@ -262,9 +257,8 @@ class FullPush:
 
     def _push_once(self, model: nn.Module, version: int) -> SyncReport:
         # 1. Take a snapshot of what servers must have. A tensor is merged when its bucket is packed, not before.
-        kept = KeptUpdate()
         rounding = rounding_for(self._how.rounding, version)
-        weights = merged_weights(model, rounding=rounding, kept=kept, access=self._access)
+        weights = merged_weights(model, rounding=rounding, access=self._access)
         self.location.merge_at_learner_without_adapters(weights)
 
         # A server that fails in a step is given up for this push, and the others go on; the end of the block raises.
@@ -296,7 +290,7 @@ class FullPush:
             everything=any(shipment.names == weights.names() for shipment, _ in shipments),
             merge=self.location.effective,
             merge_reason=self.location.reason,
-            rounding_kept=kept.share(),
+            rounding_kept=weights.rounding_kept(),
         )
 
     def _compare_folders(self, weights: WeightSource, update: Update) -> None:

@@ -27,10 +27,6 @@ class DigestError(ProofError):
     """By its digests, a server has loaded other weights than the learner's; it generated nothing with them."""
 
 
-class VersionError(ProofError):
-    """Answers come from the weights of another version than was asked; nothing was trained on them."""
-
-
 class DoubtfulProof(ProofError):
     """A server's answers are farther from the learner's than rounding usually explains, but do not contradict them."""
 
@@ -55,7 +51,7 @@ class SyncReport(SyncStatus):
     adapter: the name by which requests ask for these weights; None = the served weights themselves.
     wire_bytes: all that the learner handed to sockets, or to NCCL, for every worker of every server.
     phase_seconds: of each phase (see `server.Update`); `phases` has their shares.
-    rounding_kept: the share of the adapters' update that survived rounding (`merge_math.KeptUpdate`); None where there
+    rounding_kept: the share of the adapters' update that survived rounding (`merge_math.kept_share`); None where there
     is no update. proof_gap: the mean difference of log-probabilities in the last proof; None before the first one.
     """
 

@@ -21,7 +21,7 @@ from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.sync.swift.swift_groups import GlooSwiftGroup, NcclSwiftGroup, SwiftGroup
 from stage2_trainer.sync.tensors.announcement import TensorMeta, bucket_bytes, pack, plan_buckets
 from stage2_trainer.sync.tensors.merge import HERE, WeightAccess, merged_weights
-from stage2_trainer.sync.tensors.merge_math import KeptUpdate, rounding_for
+from stage2_trainer.sync.tensors.merge_math import rounding_for
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.credentials import host_and_port
 from stage2_trainer.wire.errors import ServerError, join_errors
@@ -63,9 +63,8 @@ class SwiftPush:
             ServerError: one or more servers did not take them all.
         """
         start = time.monotonic()
-        kept = KeptUpdate()
         rounding = rounding_for(self._rounding, version)
-        source = merged_weights(model, rounding=rounding, kept=kept, access=self._access)
+        source = merged_weights(model, rounding=rounding, access=self._access)
         metas = source.metadata()
         self._each("join")
         tensors = iter(source)
@@ -82,7 +81,7 @@ class SwiftPush:
             tensors=len(metas),
             merge="learner",
             merge_reason=TAKES_MERGED,
-            rounding_kept=kept.share(),
+            rounding_kept=source.rounding_kept(),
         )
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -136,31 +136,21 @@ def from_wire(names: Sequence[str], dtype_names: Sequence[str], shapes: Sequence
     ]
 
 
-@dataclass(frozen=True)
-class MadeTensor:
-    """One tensor that a server makes.
+def made_tensor(name: str, dtype: torch.dtype, change: Change | None) -> dict[str, Any]:
+    """Return how a server makes one tensor.
 
     dtype: that of the learner's base weight. The folder's is cast to it before a merge, and the merged one after it.
     scaling: of the adapter that is merged into it; None = there is none. rows: which of its rows are replaced; None =
     none. With neither it is the folder's tensor as it is.
     """
-
-    name: str
-    dtype: str
-    scaling: float | None = None
-    rows: Sequence[int] | None = None
-
-    @classmethod
-    def from_change(cls, name: str, dtype: torch.dtype, change: Change | None) -> MadeTensor:
-        """Return how a server makes a tensor that the learner changes so."""
-        if isinstance(change, TrainedRows):
-            return cls(name, dtype_name(dtype), rows=change.ids)
-        return cls(name, dtype_name(dtype), None if change is None else change.scaling)
+    scaling = change.scaling if isinstance(change, Adapter) else None
+    rows = change.ids if isinstance(change, TrainedRows) else None
+    return {"name": name, "dtype": dtype_name(dtype), "scaling": scaling, "rows": rows}
 
 
-def recipe(tensors: Sequence[MadeTensor], rounding: int | None) -> dict[str, Any]:
-    """Return the header: what a server makes, in the order in which it loads it. rounding: see `rounding_for`."""
-    return {HEADER: {"tensors": [asdict(tensor) for tensor in tensors], "rounding": rounding}}
+def recipe(tensors: Sequence[Mapping[str, Any]], rounding: int | None) -> dict[str, Any]:
+    """Return the header: each `made_tensor`, in the order in which it is loaded. rounding: see `rounding_for`."""
+    return {HEADER: {"tensors": tensors, "rounding": rounding}}
 
 
 def digest_request(layers: Mapping[str, str]) -> str:
@@ -179,14 +169,14 @@ def parts_of(name: str, change: Change) -> dict[str, Tensor]:
     return {f"{name}{MARK}{part}": tensor for part, tensor in parts.items()}
 
 
-def change_from(made: MadeTensor, parts: Mapping[str, Tensor]) -> Change | None:
+def change_from(made: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Change | None:
     """Return the change whose parts have arrived; None where there is none. Raises KeyError if a part is missing."""
-    sent = f"{made.name}{MARK}"
-    if made.rows is not None:
-        return TrainedRows(made.rows, parts[sent + ROWS])
-    if made.scaling is None:
+    sent = f"{made['name']}{MARK}"
+    if made["rows"] is not None:
+        return TrainedRows(made["rows"], parts[sent + ROWS])
+    if made["scaling"] is None:
         return None
-    return Adapter(parts[sent + UP], parts[sent + DOWN], made.scaling, parts.get(sent + MAGNITUDE))
+    return Adapter(parts[sent + UP], parts[sent + DOWN], made["scaling"], parts.get(sent + MAGNITUDE))
 
 
 def digested(tensors: Iterable[tuple[str, Tensor]], digests: Digests) -> Iterator[tuple[str, Tensor]]:

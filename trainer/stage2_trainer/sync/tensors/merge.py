@@ -33,8 +33,8 @@ from stage2_trainer.sync.tensors.digest import fused_layer
 from stage2_trainer.sync.tensors.merge_math import (
     Adapter,
     Change,
-    KeptUpdate,
     TrainedRows,
+    kept_share,
     served_weight,
 )
 
@@ -104,13 +104,13 @@ class WeightSource:
     """A re-iterable stream of `(name, tensor)`; `metadata()` describes beforehand what it yields.
 
     Iterating computes merged tensors one by one, and holds only the current one. rounding: see `rounding_for`.
-    kept: measures how much of each merged tensor's update survives it. access: gathers parameters, a bucket at a time.
+    access: gathers parameters, a bucket at a time. kept: of the tensors that were merged, what `kept_share` needs.
     """
 
     entries: tuple[WeightEntry, ...] = field(repr=False)
     rounding: int | None = None
-    kept: KeptUpdate | None = None
     access: WeightAccess = HERE
+    kept: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     def metadata(self) -> list[TensorMeta]:
         """Return names, wire dtypes and shapes, in the order of iteration."""
@@ -137,6 +137,10 @@ class WeightSource:
         """Return the stream of the weights under the adapters, as they are in the model folder."""
         return replace(self, entries=tuple(replace(entry, change=None) for entry in self.entries))
 
+    def rounding_kept(self) -> float | None:
+        """Return how much of the update of the tensors that were merged so far survives rounding."""
+        return kept_share(self.kept)
+
     def _served(self, entry: WeightEntry) -> Tensor:
         if entry.change is None:
             return entry.parameter.detach()
@@ -144,16 +148,13 @@ class WeightSource:
             return served_weight(entry.name, entry.parameter, entry.change, self.rounding, self.kept)
 
 
-def merged_weights(
-    model: nn.Module, *, rounding: int | None = None, kept: KeptUpdate | None = None, access: WeightAccess = HERE
-) -> WeightSource:
+def merged_weights(model: nn.Module, *, rounding: int | None = None, access: WeightAccess = HERE) -> WeightSource:
     """Return the weights of `model` with its adapters merged, as a stream of (name, tensor).
 
     model: a plain transformers model, or a PEFT model with one LoRA or DoRA adapter; it is not changed.
 
     Names are those of the HF checkpoint; a tied `lm_head` is not sent (the checkpoint has none either).
-    rounding: how merged weights are cast to the base's dtype. kept: measures how much of their update is left. access:
-    how they are read.
+    rounding: how merged weights are cast to the base's dtype. access: how they are read.
 
     Raises:
         TypeError: the model holds an adapter whose merge is not known here.
@@ -166,7 +167,7 @@ def merged_weights(
         for name, parameter in base.named_parameters()
         if ORIGINAL_COPY not in name and not _is_of_adapter(name, adapted)
     ]
-    return WeightSource(tuple(entries), rounding, kept, access)
+    return WeightSource(tuple(entries), rounding, access)
 
 
 def touches_vision(names: Iterable[str]) -> bool:

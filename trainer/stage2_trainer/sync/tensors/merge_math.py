@@ -84,44 +84,39 @@ def write_rounded(rounding: int | None, name: str, value: Tensor, rounded: Tenso
         target[start : start + step] = _up_or_down(piece, noise)
 
 
-class KeptUpdate:
-    """The share of an update that survives the rounding to the served dtype.
+@torch.no_grad()
+def kept_sums(base: Tensor, merged: Tensor, served: Tensor) -> Tensor:
+    """Return what `kept_share` needs of the sampled rows of one weight: as the base has them, merged, and as served."""
+    start = base.float().flatten()
+    update, survived = (end.flatten() - start for end in (merged, served))
+    return torch.stack([survived.dot(update), update.dot(update), start.dot(start)])
+
+
+def kept_share(sums: Sequence[Tensor]) -> float | None:
+    """Return the share of an update that survives the rounding to the served dtype; None where nothing has moved.
 
     With W0 the base weight, W the merged one in float32 and W' the served one, it is <W' - W0, W - W0> / ||W - W0||^2:
     the length of the served update along the trained one. 1 = all of it, 0 = servers answer with the base. Every 16th
     row of each merged weight counts.
     """
-
-    def __init__(self) -> None:
-        self._sums: list[Tensor] = []
-
-    @torch.no_grad()
-    def add(self, base: Tensor, merged: Tensor, served: Tensor) -> None:
-        """Add the sampled rows of one weight: as the base has them, merged, and as served."""
-        start = base.float().flatten()
-        update, survived = (end.flatten() - start for end in (merged, served))
-        self._sums.append(torch.stack([survived.dot(update), update.dot(update), start.dot(start)]))
-
-    def share(self) -> float | None:
-        """Return the share over all weights; None where nothing has moved."""
-        if not self._sums:
-            return None
-        along, trained, base = torch.stack([sums.cpu().double() for sums in self._sums]).sum(0).tolist()
-        return None if trained <= EXPECTED_NOISE**2 * base else along / trained
+    if not sums:
+        return None
+    along, trained, base = torch.stack([one.cpu().double() for one in sums]).sum(0).tolist()
+    return None if trained <= EXPECTED_NOISE**2 * base else along / trained
 
 
 @torch.no_grad()
 def served_weight(
-    name: str, base: Tensor, change: Change, rounding: int | None, kept: KeptUpdate | None = None
+    name: str, base: Tensor, change: Change, rounding: int | None, kept: list[Tensor] | None = None
 ) -> Tensor:
-    """Return the merged weight as it is served, in the base's dtype. kept: measures what rounding leaves of it."""
+    """Return the merged weight as it is served, in the base's dtype. kept: gets what `kept_share` needs of it."""
     served, sampled = _empty_like(base), []
     for rows, tile in merged_tiles(base, change):
         write_rounded(rounding, name, tile, served[rows], first=rows.start * base.shape[1])
         if kept is not None:
             sampled.append(tile[-rows.start % SAMPLED_ROWS :: SAMPLED_ROWS].clone())
     if kept is not None and sampled:
-        kept.add(base[::SAMPLED_ROWS], torch.cat(sampled), served[::SAMPLED_ROWS])
+        kept.append(kept_sums(base[::SAMPLED_ROWS], torch.cat(sampled), served[::SAMPLED_ROWS]))
     return served
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stage2_trainer.sync.tensors.announcement import DIFFERS, MARK, MadeTensor, change_from, digested
+from stage2_trainer.sync.tensors.announcement import DIFFERS, MARK, change_from, digested
 from stage2_trainer.sync.tensors.digest import Digests, differing
 from stage2_trainer.sync.tensors.merge_math import served_weight
 from stage2_trainer.sync.tensors.model_folder import ModelFolder
@@ -67,7 +67,7 @@ class ServerMerge:
         if (expected := header.get("expected")) is not None:
             self._check_digests(expected)
             return
-        made, digests = [MadeTensor(**tensor) for tensor in header["tensors"]], Digests()
+        digests = Digests()
         parts: dict[str, Tensor] = {}
 
         def arrived(tensors: Named) -> None:
@@ -78,20 +78,18 @@ class ServerMerge:
                 load(digested(whole, digests))
 
         receive(arrived)
-        if made:
-            merged = self._merged(made, header["rounding"], parts)
+        if header["tensors"]:
+            merged = self._merged(header, parts)
             load(digested(one_ahead(merged, self._device), digests))
         self._loaded = digests.by_layer()
 
     @torch.no_grad()
-    def _merged(
-        self, tensors: Iterable[MadeTensor], rounding: int | None, parts: Mapping[str, Tensor]
-    ) -> Iterator[tuple[str, Tensor]]:
+    def _merged(self, recipe: Mapping[str, Any], parts: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         self._folder = self._folder or ModelFolder(self._model)
-        for made in tensors:
-            base = self._folder.tensor(made.name).to(self._device, getattr(torch, made.dtype))
-            change = change_from(made, parts)
-            yield made.name, base if change is None else served_weight(made.name, base, change, rounding)
+        for made in recipe["tensors"]:
+            name, change = made["name"], change_from(made, parts)
+            base = self._folder.tensor(name).to(self._device, getattr(torch, made["dtype"]))
+            yield name, base if change is None else served_weight(name, base, change, recipe["rounding"])
 
     def _check_digests(self, expected: Mapping[str, str]) -> None:
         wrong = differing(expected, self._loaded)

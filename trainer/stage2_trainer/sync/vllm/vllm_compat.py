@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,7 +148,7 @@ def copy_server_for_engine() -> None:
     if current_platform.is_cpu() and not envs.VLLM_ENABLE_V1_MULTIPROCESSING:
         _Copy.threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        utils.get_mp_context = _Copying  # type: ignore[attr-defined]
+        utils.get_mp_context = _copying  # type: ignore[attr-defined]
 
 
 class _Copy(multiprocessing.context.ForkProcess):
@@ -177,8 +176,10 @@ class _Copy(multiprocessing.context.ForkProcess):
         super().run()
 
 
-class _Copying(multiprocessing.context.ForkContext):
-    Process = _Copy
+def _copying() -> multiprocessing.context.ForkContext:
+    context = multiprocessing.context.ForkContext()
+    context.Process = _Copy  # type: ignore[misc,assignment]
+    return context
 
 
 def _close_internet_sockets() -> None:
@@ -209,7 +210,7 @@ def read_every_reply() -> None:
         if method not in UPDATE_CALLS:
             return plain(executor, method, *arguments, **options)
         queues = executor.response_mqs
-        executor.response_mqs = [_Replies(queue, WorkerProc.ResponseStatus.SUCCESS) for queue in queues]
+        executor.response_mqs = [_replies(queue, WorkerProc.ResponseStatus.SUCCESS) for queue in queues]
         try:
             replies = plain(executor, method, *arguments, **options)
         finally:
@@ -222,15 +223,9 @@ def read_every_reply() -> None:
     MultiprocExecutor.collective_rpc = collective_rpc  # type: ignore[assignment,method-assign]
 
 
-@dataclass(frozen=True)
-class _Replies:
-    """A worker's queue whose replies all count as successes; each result is a pair of the real status and result."""
-
-    queue: Any
-    good: Any
-
-    def dequeue(self, timeout: float | None) -> tuple[Any, tuple[Any, Any]]:
-        return self.good, self.queue.dequeue(timeout=timeout)
+def _replies(queue: Any, good: Any) -> SimpleNamespace:
+    """Return a worker's queue whose replies all count as successes; each result is a pair of real status and result."""
+    return SimpleNamespace(dequeue=lambda timeout: (good, queue.dequeue(timeout=timeout)))
 
 
 def quiet_updates() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
-from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferUpdateInfo
 from vllm.logger import init_logger
 
 from stage2_trainer.sync.tensors.announcement import from_wire
@@ -20,11 +20,6 @@ from stage2_trainer.sync.vllm.server_merge import ServerMerge
 from stage2_trainer.sync.vllm.vllm_compat import TRANSFER_BACKENDS, LayerReload, receive_and_settle
 
 logger = init_logger("vllm.stage2")  # vLLM's processes print no others
-
-
-@dataclass
-class GroupInitInfo(GroupInfo, WeightTransferInitInfo):
-    """The group to join."""
 
 
 @dataclass
@@ -45,13 +40,13 @@ class BucketUpdateInfo(WeightTransferUpdateInfo):
     merge: dict[str, Any] | None = None
 
 
-class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
+class ReceivingEngine(WeightTransferEngine[Any, BucketUpdateInfo]):
     """An engine that takes the learner's buckets and loads what arrives into the running model.
 
     The name of its backend says what it receives over (`TRANSFER_BACKENDS`).
     """
 
-    init_info_cls = GroupInitInfo
+    init_info_cls = GroupInfo
     update_info_cls = BucketUpdateInfo
 
     def __init__(
@@ -62,7 +57,7 @@ class ReceivingEngine(WeightTransferEngine[GroupInitInfo, BucketUpdateInfo]):
         self._merge = ServerMerge(vllm_config.model_config.model, device)
         self._reload = LayerReload(model, vllm_config.model_config)
 
-    def init_transfer_engine(self, init_info: GroupInitInfo) -> None:
+    def init_transfer_engine(self, init_info: GroupInfo) -> None:
         """Join the learner's group as the rank that this worker has in it."""
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
