@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,8 +25,9 @@ from stage2_trainer.data.records import Record
 from stage2_trainer.learner.estep import EStep, Teaching
 from stage2_trainer.learner.loss import LossParts, LossTargets
 from stage2_trainer.learner.padding_free_batch import Placed, Segment
+from stage2_trainer.learner.passes import EarlyGradients, RowPasses, RowTensors
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner, StepRowPlanner
-from stage2_trainer.learner.step import CurrentStep, EarlyGradients, RowTensors, train_step
+from stage2_trainer.learner.step import CurrentStep, train_step
 from stage2_trainer.learner.step_record import SampleStats
 from stage2_trainer.learner.supervise import Matched, Matcher, SampleTools, Supervisor
 from stage2_trainer.matching import CoordVocab, GTObject, MatchOptions, unsupervised_meta
@@ -166,7 +167,7 @@ class TimedLearner:
         """Train on the rollouts of a step; if pipelined, request those of the next step first."""
         following = self._batches(global_step + 1) if self._pipelined else []
         self._step.set_batches(self._batches(global_step), following, global_step=global_step, uses=1)
-        train_step(self._step, self, Stopwatch(), mean="step", divisor=1)
+        train_step(self._step, cast(RowPasses, self), Stopwatch(), mean="step", divisor=1)
         pause(OPTIMIZER_S)
 
     def _batches(self, step: int) -> list[list[Record]]:

@@ -269,30 +269,23 @@ def _member(entry: EntryPoint, module: ModuleType) -> Any:
 
 def _check_callable(function: Any, entry: EntryPoint) -> None:
     """Raise _WrongReward for what cannot be called with a sample, or does not return a number then."""
-    for rule, way_out in _faults(function, entry):
-        raise _WrongReward(rule, way_out)
-
-
-def _faults(function: Any, entry: EntryPoint) -> Iterator[tuple[str, str]]:
     name = entry.value.rpartition(":")[2].rpartition(".")[2]
     place = f"{entry.value} ({at})" if (at := _defined_at(function)) else entry.value
-    written = f"`def {name}{SIGNATURE}`"
+    written, definition = f"`def {name}{SIGNATURE}`", _definition(function)
     if isinstance(function, ModuleType):
-        yield f"{place} is a module, and not a function", f"write the entry point as {entry.value}:NAME"
-    elif isinstance(function, type):
-        yield (
-            f"{place} is a class, and not a function",
-            (f"name an object of it, which `{name.lower()} = {name}()` creates in the module, or write {written}"),
-        )
-    elif not callable(function):
-        yield f"{place} is a {type(function).__name__}, and not a function", f"write {written}"
-    elif _is(function, inspect.iscoroutinefunction) or _is(function, inspect.isasyncgenfunction):
-        yield f"{place} is an `async def`", _AWAITED.format(name=name)
-    elif _is(function, inspect.isgeneratorfunction):
-        yield f"{place} has `yield`, so it returns no number", f"write {written} with `return`"
-    elif problem := _signature_problem(function):
+        raise _WrongReward(f"{place} is a module, and not a function", f"write the entry point as {entry.value}:NAME")
+    if isinstance(function, type):
+        way_out = f"name an object of it, which `{name.lower()} = {name}()` creates in the module, or write {written}"
+        raise _WrongReward(f"{place} is a class, and not a function", way_out)
+    if not callable(function):
+        raise _WrongReward(f"{place} is a {type(function).__name__}, and not a function", f"write {written}")
+    if inspect.iscoroutinefunction(definition) or inspect.isasyncgenfunction(definition):
+        raise _WrongReward(f"{place} is an `async def`", _AWAITED.format(name=name))
+    if inspect.isgeneratorfunction(definition):
+        raise _WrongReward(f"{place} has `yield`, so it returns no number", f"write {written} with `return`")
+    if problem := _signature_problem(function):
         rule = f"is called with one argument, a Sample, and {place} takes {problem}"
-        yield rule, f"write {written}; functools.partial can set further arguments"
+        raise _WrongReward(rule, f"write {written}; functools.partial can set further arguments")
 
 
 def _signature_problem(function: Callable[..., Any]) -> str | None:
@@ -309,10 +302,6 @@ def _signature_problem(function: Callable[..., Any]) -> str | None:
     except TypeError as error:
         return f"{signature} ({error})"
     return None
-
-
-def _is(function: Any, kind: Callable[[object], bool]) -> bool:
-    return kind(_definition(function))
 
 
 def _definition(function: Any) -> Any:

@@ -68,7 +68,10 @@ class AccelerateEngine:
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether gradients stay with the parameters, unscaled, until the optimizer steps."""
+        """Whether gradients stay with the parameters, unscaled, until the optimizer steps.
+
+        DistributedDataParallel reduces them, DeepSpeed consumes them at once, and float16 scales them.
+        """
         return self.accelerator.distributed_type == DistributedType.NO and self.accelerator.scaler is None
 
     @contextmanager

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from stage2_trainer.data.encode import PromptCache
 from stage2_trainer.data.images import ImageError
-from stage2_trainer.learner.loss import LossParts, LossTargets
+from stage2_trainer.learner.engine import AccelerateEngine
+from stage2_trainer.learner.loss import LossParts
 from stage2_trainer.learner.padding_free_batch import Segment, supervised_batch
 from stage2_trainer.learner.rows import RowGroup, RowPlanner, SharedRowPlanner
-from stage2_trainer.learner.step import EarlyGradients, RowTensors, early_gradients
 from stage2_trainer.learner.step_record import StepRecord
 from stage2_trainer.matching import CoordVocab
 from stage2_trainer.model.finite import FiniteGuard
@@ -25,39 +26,9 @@ from stage2_trainer.rollouts.bad_samples import BadSample, BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.timeline import TIMELINE
 
+logger = logging.getLogger(__name__)
 
-class Engine(Protocol):
-    """What runs a pass: the policy as DistributedDataParallel or DeepSpeed wrap it, or as it is."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the policy."""
-        ...
-
-    @property
-    def trained(self) -> Sequence[torch.nn.Parameter]:
-        """The parameters that train."""
-        ...
-
-    @property
-    def keeps_gradients(self) -> bool:
-        """Whether gradients stay with the parameters, unscaled, until the optimizer steps.
-
-        DistributedDataParallel reduces them, DeepSpeed consumes them at once, and float16 scales them.
-        """
-        ...
-
-    def run_pass(self, *, last: bool) -> AbstractContextManager[None]:
-        """Return the context of a forward and a backward pass. last: gradients are reduced over processes."""
-        ...
-
-    def row(self, inputs: Mapping[str, Any], targets: LossTargets, *, apart: bool = False) -> Any:
-        """Run the forward pass of `TrainedRow`."""
-        ...
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Run a backward pass."""
-        ...
+RowTensors = Mapping[str, Any]  # of a row group, see `supervised_batch`
 
 
 @dataclass
@@ -67,7 +38,7 @@ class RowPasses:
     placeholder: returns the segment that replaces a sample whose pixels are lost. seed: of the run.
     """
 
-    engine: Engine
+    engine: AccelerateEngine
     planner: RowPlanner
     cache: PromptCache
     bad: BadSamples
@@ -160,3 +131,62 @@ class RowPasses:
             return nullcontext()
         process = 0 if self.shares_rows else rank()
         return seeded_rng((self.seed, self.step, process, group.place), self.engine.device)
+
+
+EARLY_SHARE = 1 / 20  # of the device's memory, which gradients of coordinates may take at most
+_MIB = 2**20
+
+
+class EarlyGradients:
+    """Gradients of rows that train before the step's counts are known: of each of the loss's two sums.
+
+    Those of ordinary tokens are with the parameters; those of coordinates need as much memory once more, until `apply`
+    divides and joins them.
+    """
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._coords: list[torch.Tensor | None] = [None] * len(parameters)
+
+    @property
+    def coords(self) -> list[torch.Tensor]:
+        """The gradients of coordinates so far."""
+        return [one for one in self._coords if one is not None]
+
+    def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
+        """Run the backward passes of a row's two sums."""
+        ordinary.backward(retain_graph=True)
+        self._exchange()
+        coords.backward()
+        self._exchange()
+
+    def apply(self, ce: float, coord: float) -> None:
+        """Divide the gradients by the step's counts, and leave their sum with the parameters."""
+        for i, parameter in enumerate(self._parameters):
+            coords, self._coords[i] = self._coords[i], None
+            if parameter.grad is not None:
+                parameter.grad.div_(ce)
+            if coords is not None:
+                part = coords.div_(coord)
+                parameter.grad = part if parameter.grad is None else parameter.grad.add_(part)
+
+    def _exchange(self) -> None:
+        for i, parameter in enumerate(self._parameters):
+            parameter.grad, self._coords[i] = self._coords[i], parameter.grad
+
+
+def early_gradients(parameters: Sequence[torch.nn.Parameter], memory_bytes: int) -> EarlyGradients | None:
+    """Return early gradients on a device of so much memory; None where they would take too much of it."""
+    needed, most = sum(one.nbytes for one in parameters), int(EARLY_SHARE * memory_bytes)
+    sizes = needed / _MIB, most / _MIB
+    if needed > most:
+        logger.warning(
+            "training starts only after a step's last answer: starting earlier needs %.0f MiB more for gradients, and "
+            "the limit is %.0f MiB, a twentieth of the device's memory; LoRA (tuner.train_type: lora) needs less",
+            *sizes,
+        )
+        return None
+    logger.info(
+        "training starts before all answers have arrived: %.0f MiB more for gradients, of at most %.0f MiB", *sizes
+    )
+    return EarlyGradients(parameters)

@@ -15,58 +15,33 @@ The loop then checks, clips and steps the optimizer. The loss is a mean:
 The mean over a step needs token counts that are known only once the last answer has arrived. With `step`, if there is
 one process, no fp16, and memory for a second set of gradients, rows train as soon as they are known: one backward pass
 for each of the loss's two undivided sums (cross entropy of ordinary tokens, loss of coordinates), divided later
-(`EarlyGradients`). That changes the order in which gradients are added, and the loss by no more than its rounding.
+(`passes.EarlyGradients`). That changes the order in which gradients are added, and the loss by no more than its
+rounding.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
-from torch import nn
 
 from stage2_trainer.learner.estep import EStep, RawBatches, StepAnswers
 from stage2_trainer.learner.loss import LossFigures, LossParts, denominators, window_means
 from stage2_trainer.learner.padding_free_batch import Segment
+from stage2_trainer.learner.passes import RowPasses
 from stage2_trainer.learner.rows import RowGroup, RowPlanner
 from stage2_trainer.process.ranks import gathered
 from stage2_trainer.sync.fleet.report import SyncReport
 from stage2_trainer.telemetry.timeline import TIMELINE, Stopwatch
 
-logger = logging.getLogger(__name__)
-
-RowTensors = Mapping[str, Any]  # of a row group, see `supervised_batch`
 Mean = Literal["micro", "window", "step"]
 
 
-class Passes(Protocol):
-    """The forward and backward passes of a trainer (`RowPasses`)."""
-
-    @property
-    def early(self) -> EarlyGradients | None:
-        """The gradients of rows that train before the step's counts are known; None: rows wait for all
-        answers."""
-        ...
-
-    def lay_out(self, group: RowGroup) -> dict[str, Any]:
-        """Return the tensors of some rows."""
-        ...
-
-    def train_rows(self, group: RowGroup, batch: RowTensors, *, last: bool) -> LossParts:
-        """Run a forward and a backward pass. last: gradients are reduced over processes. All processes call it."""
-        ...
-
-    def train_rows_early(self, group: RowGroup, batch: RowTensors) -> LossParts:
-        """Run a forward pass, and a backward pass for each of the loss's two sums, into `early`."""
-        ...
-
-
 def train_step(
-    step: CurrentStep, passes: Passes, stopwatch: Stopwatch, *, mean: Mean, divisor: float
+    step: CurrentStep, passes: RowPasses, stopwatch: Stopwatch, *, mean: Mean, divisor: float
 ) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train one optimizer step: gradients are with the parameters when it returns.
 
@@ -93,7 +68,7 @@ def _timed(rows: Iterator[RowGroup]) -> Iterator[RowGroup]:
 
 
 def _train_micro_steps(
-    rows: Iterator[RowGroup], step: CurrentStep, passes: Passes, *, window: float | None
+    rows: Iterator[RowGroup], step: CurrentStep, passes: RowPasses, *, window: float | None
 ) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train on each micro-step as soon as its rows are known, or, if a plan or a mean needs all of them, once all are.
 
@@ -120,7 +95,7 @@ def _train_micro_steps(
 
 
 def _train_whole_step(
-    rows: Iterator[RowGroup], step: CurrentStep, passes: Passes
+    rows: Iterator[RowGroup], step: CurrentStep, passes: RowPasses
 ) -> tuple[list[RowGroup], list[LossFigures]]:
     """Train on rows as they are known while answers are awaited, and on the others once the counts are known.
 
@@ -289,62 +264,3 @@ class KeptRows:
     def serves(self, global_step: int) -> bool:
         """Whether a step may train on them."""
         return bool(self.groups) and 0 < global_step - self.step0 < self.uses
-
-
-EARLY_SHARE = 1 / 20  # of the device's memory, which gradients of coordinates may take at most
-_MIB = 2**20
-
-
-class EarlyGradients:
-    """Gradients of rows that train before the step's counts are known: of each of the loss's two sums.
-
-    Those of ordinary tokens are with the parameters; those of coordinates need as much memory once more, until `apply`
-    divides and joins them.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-        self._coords: list[torch.Tensor | None] = [None] * len(parameters)
-
-    @property
-    def coords(self) -> list[torch.Tensor]:
-        """The gradients of coordinates so far."""
-        return [one for one in self._coords if one is not None]
-
-    def add(self, ordinary: torch.Tensor, coords: torch.Tensor) -> None:
-        """Run the backward passes of a row's two sums."""
-        ordinary.backward(retain_graph=True)
-        self._exchange()
-        coords.backward()
-        self._exchange()
-
-    def apply(self, ce: float, coord: float) -> None:
-        """Divide the gradients by the step's counts, and leave their sum with the parameters."""
-        for i, parameter in enumerate(self._parameters):
-            coords, self._coords[i] = self._coords[i], None
-            if parameter.grad is not None:
-                parameter.grad.div_(ce)
-            if coords is not None:
-                part = coords.div_(coord)
-                parameter.grad = part if parameter.grad is None else parameter.grad.add_(part)
-
-    def _exchange(self) -> None:
-        for i, parameter in enumerate(self._parameters):
-            parameter.grad, self._coords[i] = self._coords[i], parameter.grad
-
-
-def early_gradients(parameters: Sequence[nn.Parameter], memory_bytes: int) -> EarlyGradients | None:
-    """Return early gradients on a device of so much memory; None where they would take too much of it."""
-    needed, most = sum(one.nbytes for one in parameters), int(EARLY_SHARE * memory_bytes)
-    sizes = needed / _MIB, most / _MIB
-    if needed > most:
-        logger.warning(
-            "training starts only after a step's last answer: starting earlier needs %.0f MiB more for gradients, and "
-            "the limit is %.0f MiB, a twentieth of the device's memory; LoRA (tuner.train_type: lora) needs less",
-            *sizes,
-        )
-        return None
-    logger.info(
-        "training starts before all answers have arrived: %.0f MiB more for gradients, of at most %.0f MiB", *sizes
-    )
-    return EarlyGradients(parameters)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from torch import distributed, nn
@@ -206,19 +206,10 @@ class FirstProcessRollouts(RolloutSource):
     def _part(self, own: Answers, arrived: Arrived) -> tuple[list[tuple[int, Outcome]], Any]:
         """Return what has arrived since the last part, and all answers or an error where that is the end."""
         done = own.done_within(PART_S)
-        part = _drained(arrived)
+        part = [arrived.get_nowait() for _ in range(arrived.qsize())]  # nobody else takes from it
         if self._interrupt.requested:
             return part, Interrupted("asked to stop (SIGTERM)")
         try:
             return part, own.outcome() if done else None
         except SENT as error:
             return part, error
-
-
-def _drained(arrived: Arrived) -> list[tuple[int, Outcome]]:
-    found = []
-    while True:
-        try:
-            found.append(arrived.get_nowait())
-        except Empty:
-            return found

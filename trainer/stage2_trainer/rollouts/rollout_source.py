@@ -226,10 +226,6 @@ class NoRollouts(RolloutSource):
         return Answers.complete(RolloutBatch([nothing] * len(request.chats), None, request.seeds(self._seed)))
 
 
-def _unchanged() -> bool:
-    return False
-
-
 class ServerRollouts(RolloutSource):
     """Rollouts from servers; a run goes on without lost ones, and they come back into it.
 
@@ -245,7 +241,7 @@ class ServerRollouts(RolloutSource):
         seed: int,
         wait: Callable[[ServerError], object],
         reporter: Reporter,
-        follow: Callable[[], bool] = _unchanged,
+        follow: Callable[[], bool] = lambda: False,
     ) -> None:
         self._backend = backend
         self._synchronizer = synchronizer

@@ -117,9 +117,7 @@ class ServerClient:
         return found[key]
 
     def _call(self, method: str, path: str, phase: str, **options: Any) -> dict[str, Any]:
-        return self._object(self._request(method, path, phase, **options), method, path, phase)
-
-    def _object(self, content: bytes, method: str, path: str, phase: str) -> dict[str, Any]:
+        content = self._request(method, path, phase, **options)
         try:
             return read_object(content)
         except ValueError as error:
@@ -153,14 +151,11 @@ class ServerClient:
         except (*FAILED_CALL, ValueError) as error:
             reason = explain_failure(error, self.base_url)
             raise ServerError(self.base_url, phase, f"{method} {path}: {reason}") from error
-        self._require_ok(status, content, method, path, phase)
-        return content
-
-    def _require_ok(self, status: int, content: bytes, method: str, path: str, phase: str) -> None:
         if status != HTTPStatus.OK:
             gone = status == HTTPStatus.SERVICE_UNAVAILABLE
             detail = f"{method} {path} {describe_refusal(status, content)}"
             raise ServerError(self.base_url, phase, detail, status=None if gone else status)
+        return content
 
 
 def wait_until_healthy(
@@ -255,7 +250,8 @@ async def read_content(response: aiohttp.ClientResponse, limit: int, *, timeout_
         TimeoutError: it takes longer than `timeout_s` seconds from its beginning.
         ValueError: it has more than `limit` bytes, or is compressed.
     """
-    _require_uncompressed(response)
+    if encoding := response.headers.get("Content-Encoding"):
+        raise ValueError(f"answered in the encoding {shortened(encoding)}, which was not requested")
     content = bytearray()
     async with asyncio.timeout(timeout_s):
         async for part in response.content.iter_any():
@@ -263,11 +259,6 @@ async def read_content(response: aiohttp.ClientResponse, limit: int, *, timeout_
             if len(content) > limit:
                 raise ValueError(f"answered more than {limit} bytes")
     return bytes(content)
-
-
-def _require_uncompressed(response: aiohttp.ClientResponse) -> None:
-    if encoding := response.headers.get("Content-Encoding"):
-        raise ValueError(f"answered in the encoding {shortened(encoding)}, which was not requested")
 
 
 def _failing(clients: Sequence[ServerClient], route: str) -> list[tuple[ServerClient, ServerError]]:

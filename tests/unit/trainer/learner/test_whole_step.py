@@ -15,8 +15,8 @@ import torch
 
 from stage2_trainer.data.images import ImageError
 from stage2_trainer.learner import passes
+from stage2_trainer.learner.passes import EARLY_SHARE, EarlyGradients
 from stage2_trainer.learner.rows import StepRowPlanner
-from stage2_trainer.learner.step import EARLY_SHARE, EarlyGradients
 from stage2_trainer.wire.requests import request_seed
 from tests.support.ports import free_port
 from tests.unit.trainer.learner import harness
