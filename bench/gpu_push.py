@@ -11,9 +11,8 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,8 +28,7 @@ from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.fleet.server import transfer_for
 from stage2_trainer.sync.tensors.announcement import TensorMeta, plan_buckets
 from stage2_trainer.sync.transports.link import GroupInfo
-from stage2_trainer.sync.transports.nccl import open_nccl
-from stage2_trainer.sync.transports.receiver import Inlet, Receiver, open_tcp
+from stage2_trainer.sync.transports.receiver import Receiver
 from stage2_trainer.sync.transports.transfer import WeightTransfer
 from stage2_trainer.wire.client import ServerClient
 from stage2_trainer.wire.errors import LinkError
@@ -46,7 +44,7 @@ def serve(pipe: Connection, transport: Transport, device: str, token_file: str) 
     """Be a server's worker: join and receive as the pipe says, and report the sums of the tensors, or the error."""
     os.environ.update(NCCL_ENVIRONMENT, NCCL_HOSTID=SERVER, **{TOKEN_FILE_VARIABLE: token_file})
     place = torch.device(device)
-    receiver = Receiver(transport, _inlet(transport, place))
+    receiver = Receiver(transport, place)
     while True:
         verb, body = pipe.recv()
         try:
@@ -57,10 +55,6 @@ def serve(pipe: Connection, transport: Transport, device: str, token_file: str) 
                 pipe.send(_receive(receiver, place, *body))
         except LinkError as error:
             pipe.send(str(error))
-
-
-def _inlet(transport: Transport, device: torch.device) -> Callable[..., Inlet]:
-    return partial(open_nccl, device=device) if transport == "nccl" else open_tcp
 
 
 def _receive(

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from stage2_trainer.serve.stub.app import WeightUpdates, build_app
 from stage2_trainer.serve.stub.chat import ChatServer
-from stage2_trainer.sync.transports.receiver import Receiver, open_tcp
+from stage2_trainer.sync.transports.receiver import Receiver
 
 
 class Sink:
@@ -56,7 +56,7 @@ def main(port: int, model: str, host: str) -> None:
     """Serve until terminated."""
     torch.set_num_threads(1)
     sink: Any = Sink()
-    updates = WeightUpdates(sink, model, Receiver("tcp", open_tcp), max_lora_rank=None)
+    updates = WeightUpdates(sink, model, Receiver("tcp", torch.device("cpu")), max_lora_rank=None)
     groups: list[Any] = []
     app = build_app(ChatServer(sink, max_model_len=1), updates, model)
 

@@ -178,7 +178,7 @@ class _Copy(multiprocessing.context.ForkProcess):
 
 def _copying() -> multiprocessing.context.ForkContext:
     context = multiprocessing.context.ForkContext()
-    context.Process = _Copy  # type: ignore[misc,assignment]
+    context.Process = _Copy  # type: ignore[misc]
     return context
 
 
