@@ -1,5 +1,7 @@
 """Greedy answers of the tiny model with drafts and without: how many differ, and how close the tokens were there.
 
+    python -m bench.draft_equality [--cpu]
+
 A step that verifies several tokens rounds other bits than one that generates one, and so does a step of another number
 of answers. Where two tokens are as good as equally likely, either may win. A margin is how much more likely the best
 token is than the next best.
@@ -7,13 +9,16 @@ token is than the next best.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from bench.speculation import MODEL, PICTURES, Engine
+from bench.coco_names import MODEL
+from bench.speculation import PICTURES, Engine
 
 from stage2_trainer.rollouts.build import engine_environment
 
@@ -23,30 +28,32 @@ Answers = list[list[tuple[int, float]]]
 """The tokens of each answer, and the margin of each, in nats."""
 
 
+@dataclass(frozen=True)
 class Equal:
     """How many answers differ."""
 
+    on_cpu: bool = True
+
     def lines(self) -> Iterator[str]:
         """The table's lines. vLLM takes one engine to a process."""
-        os.environ.update(engine_environment(on_cpu=True, eager=True))
+        os.environ.update(engine_environment(on_cpu=self.on_cpu, eager=self.on_cpu))
         yield f"\n## {PICTURES} greedy answers of the tiny model, against those without drafts, {AT_ONCE} at once\n\n"
         yield f"| format | answers | tokens | others | margin where they part, nats | tokens with less than {CLOSE} |\n"
         yield "| --- | --- | ---: | ---: | ---: | ---: |\n"
         for dtype in ("float32", "bfloat16"):
-            plain = _of_process("none", dtype, AT_ONCE)
+            plain = self._of_process("none", dtype, AT_ONCE)
             for what, method, batch in (("with drafts of the frame", "frame", AT_ONCE), ("one at a time", "none", 1)):
-                yield f"| {dtype} | {what} | {_differences(_of_process(method, dtype, batch), plain)} |\n"
+                yield f"| {dtype} | {what} | {_differences(self._of_process(method, dtype, batch), plain)} |\n"
+
+    def _of_process(self, method: str, dtype: str, batch: int) -> Answers:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            return process.submit(_answers, method, dtype, batch, self.on_cpu).result()
 
 
-def _of_process(method: str, dtype: str, batch: int) -> Answers:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_answers, method, dtype, batch).result()
-
-
-def _answers(method: str, dtype: str, batch: int) -> Answers:
+def _answers(method: str, dtype: str, batch: int, on_cpu: bool) -> Answers:
     import vllm
 
-    engine = Engine(MODEL, method, dtype)
+    engine = Engine(MODEL, method, dtype, on_cpu=on_cpu)
     greedy = vllm.SamplingParams(temperature=0.0, max_tokens=300, logprobs=2)
     found: list[Any] = []
     for first in range(0, PICTURES, batch):
@@ -71,4 +78,15 @@ def _where_they_part(one: list[tuple[int, float]], other: list[tuple[int, float]
     return [margin for (left, _), (right, margin) in pairs if left != right][:1]
 
 
+def main() -> None:
+    """Print the table, on a GPU unless told otherwise."""
+    parser = argparse.ArgumentParser(prog="bench.draft_equality", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cpu", action="store_true", help="decode on a CPU")
+    for line in Equal(on_cpu=parser.parse_args().cpu).lines():
+        print(line, end="", flush=True)
+
+
 TABLE = Equal()
+
+if __name__ == "__main__":
+    main()

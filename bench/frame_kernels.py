@@ -1,25 +1,30 @@
-"""Frame drafts of the Triton kernels against those of their reference, in Triton's interpreter, on random requests.
+"""Frame drafts of the Triton kernels against those of their reference, on random requests, and how long they take.
 
-The interpreter is chosen when Triton is imported, so the requests run in a process of their own:
+    TRITON_INTERPRET=1 python -m bench.frame_kernels REQUESTS SEED
+    python -m bench.frame_kernels REQUESTS SEED --device cuda --timed
 
-    python -m bench.frame_kernels REQUESTS SEED
+Triton chooses its interpreter when it is imported, so the requests run in a process of their own. Where vLLM is
+installed the drafts go through the speculator that vLLM calls, elsewhere they come from the kernels themselves.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from bench.speculation import COCO, MODEL, qwen_like_tokenizer
+from bench.coco_names import COCO, MODEL, qwen_like_tokenizer
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from stage2_api.coordinates import coord_token
@@ -36,6 +41,10 @@ TOKENIZERS = ("the tiny model's", "Qwen-like", "Qwen-like, names letter by lette
 KINDS = ("answer", "answer with wrong tokens", "another format", "loop", "names in the prompt")
 BY_POSITION = PROPOSED.index("dp_sync_state")
 SHAPES = {"bbox": 4, "poly": 8}
+NOTED = 200  # requests between two lines that say how far it is
+AT_ONCE = ((11, 11), (32, 7), (64, 5))
+"""Requests that are timed, and the tokens of their drafts: `stage2_api.vllm.TOKENS_BY_BATCH`."""
+TIMED_LENGTH, TIMED_RUNS = 2000, 100  # tokens of a request, and launches
 
 
 class Equality:
@@ -114,7 +123,7 @@ def _coordinates(random: np.random.Generator, count: int) -> list[str]:
 
 def compare(requests: int, seed: int, device: str = "cpu") -> Iterator[tuple[str, str, bool, bool]]:
     """Return of each request its tokenizer and kind, whether anything is drafted, and whether the kernels differ."""
-    from stage2_trainer.serve import frame_kernels, frame_speculator
+    from stage2_trainer.serve import frame_kernels
 
     random = np.random.default_rng(seed)
     for turn in range(-(-requests // SLOTS)):
@@ -127,23 +136,65 @@ def compare(requests: int, seed: int, device: str = "cpu") -> Iterator[tuple[str
             tokens[slot, : len(request)] = request
         lengths = np.array([len(request) for request in written], dtype=np.int32)
         rows, sampled = random.permutation(SLOTS), (random.random(SLOTS) < 0.9).astype(np.int32)
-        passed = {
-            "num_sampled": sampled,
-            "last_sampled": np.array([request[-1:] for request in written]),
-        }
-        with patch.object(frame_speculator, "cached_tokenizer_from_config", lambda _, name=name: tokenizer(name)):
-            speculator = frame_speculator.FrameSpeculator(
-                _config(most), torch.device(device), _states(tokens, lengths, device)
-            )
-        batch = SimpleNamespace(num_reqs=SLOTS, idx_mapping=torch.from_numpy(rows).to(device))
-        arguments = [
-            torch.from_numpy(passed[one]).to(device) if one in passed else None for one in PROPOSED[1:BY_POSITION]
-        ]
-        drafts = speculator.propose(batch, *arguments, num_speculative_tokens=most).tolist()
+        last = np.array([request[-1:] for request in written])
+        passed = [torch.from_numpy(one).to(device) for one in (tokens, rows, lengths, sampled, last)]
+        draft_by: Callable[..., Tensor] = _by_speculator if find_spec("vllm.v1") else _by_kernels
+        drafts = draft_by(name, most, *passed).tolist()
         for row, sure, draft in zip(rows.tolist(), sampled.tolist(), drafts, strict=True):
             wanted = frame(name).draft(np.array(written[row], dtype=np.int32), most) if sure else []
             filled = wanted + written[row][-1:] * (most - len(wanted))
             yield name, kinds[row], bool(wanted), draft != filled
+
+
+def _by_kernels(name: str, most: int, tokens: Tensor, rows: Tensor, *others: Tensor) -> Tensor:
+    """Return what the kernels draft. others: lengths, num_sampled and last_sampled of `FrameKernels.draft`."""
+    from stage2_trainer.serve.frame_kernels import FrameKernels
+
+    kernels = FrameKernels(frame(name), most, slots=len(rows), longest=tokens.shape[1], device=tokens.device)
+    return kernels.draft(tokens, rows, *others)
+
+
+def _by_speculator(
+    name: str, most: int, tokens: Tensor, rows: Tensor, lengths: Tensor, sampled: Tensor, last: Tensor
+) -> Tensor:
+    """Return what the speculator drafts, called as vLLM's model runner V2 calls it."""
+    from stage2_trainer.serve import frame_speculator
+
+    with patch.object(frame_speculator, "cached_tokenizer_from_config", lambda _: tokenizer(name)):
+        speculator = frame_speculator.FrameSpeculator(_config(most), tokens.device, _states(tokens, lengths))
+    batch, passed = SimpleNamespace(num_reqs=SLOTS, idx_mapping=rows), {"num_sampled": sampled, "last_sampled": last}
+    arguments = [passed.get(one) for one in PROPOSED[1:BY_POSITION]]
+    return speculator.propose(batch, *arguments, num_speculative_tokens=most)
+
+
+def timed(device: str) -> Iterator[str]:
+    """Yield the lines of a table of how long a batch's drafts take; the interpreter is timed at its smallest."""
+    on_gpu, name = device != "cpu", TOKENIZERS[1]
+    random = np.random.default_rng(SEED)
+    yield "\n## The drafts of a batch\n\n"
+    yield "| requests at once, of tokens | tokens of a draft | microseconds |\n| ---: | ---: | ---: |\n"
+    for count, most in AT_ONCE if on_gpu else ((1, 5),):
+        length = TIMED_LENGTH if on_gpu else LONGEST
+        text = encoded(name, "".join(_answer(random) for _ in range(30)))[:length]
+        tokens = torch.tensor([text] * count, dtype=torch.int32, device=device)
+        ones = torch.ones(count, dtype=torch.int32, device=device)
+        last = tokens[:, -1].long()
+        arguments = (torch.arange(count, device=device), ones * len(text), ones, last)
+        took = _seconds(name, most, tokens, arguments, TIMED_RUNS if on_gpu else 1)
+        yield f"| {count}, {len(text):,} | {most} | {1e6 * took:,.0f} |\n"
+
+
+def _seconds(name: str, most: int, tokens: Tensor, arguments: Sequence[Tensor], runs: int) -> float:
+    """Return the mean wall time of drafts, launched one after the other."""
+    from stage2_trainer.serve.frame_kernels import FrameKernels
+
+    kernels = FrameKernels(frame(name), most, slots=len(tokens), longest=tokens.shape[1], device=tokens.device)
+    kernels.draft(tokens, *arguments).tolist()  # compiles, and waits
+    start = time.perf_counter()
+    for _ in range(runs):
+        drafts = kernels.draft(tokens, *arguments)
+    drafts.tolist()
+    return (time.perf_counter() - start) / runs
 
 
 def _config(most: int) -> Any:
@@ -155,31 +206,37 @@ def _config(most: int) -> Any:
     )
 
 
-def _states(tokens: Any, lengths: Any, device: str) -> Any:
+def _states(tokens: Tensor, lengths: Tensor) -> Any:
     """Return what it reads of vLLM's `RequestState`."""
-    tables = {"all_token_ids": tokens, "total_len": lengths}
-    return SimpleNamespace(
-        **{name: SimpleNamespace(gpu=torch.from_numpy(one).to(device)) for name, one in tables.items()}
-    )
-
-
-def _counts(found: Sequence[tuple[str, str, bool, bool]]) -> Counter[tuple[str, str]]:
-    """Return the number of requests by tokenizer and kind, and of all."""
-    return Counter(key for name, kind, *_ in found for key in ((name, kind), ("all", "")))
+    return SimpleNamespace(all_token_ids=SimpleNamespace(gpu=tokens), total_len=SimpleNamespace(gpu=lengths))
 
 
 def main() -> None:
-    """Print the table; the exit code is 1 if a draft differs."""
-    requests, seed = map(int, sys.argv[1:])
-    found = list(compare(requests, seed))
-    counted, drafted, differ = (
-        _counts(found), _counts([one for one in found if one[2]]), _counts([one for one in found if one[3]])
-    )  # fmt: skip
+    """Print the tables; the exit code is 1 if a draft differs."""
+    parser = argparse.ArgumentParser(prog="bench.frame_kernels", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("requests", type=int)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--timed", action="store_true", help="say how far it is, and how long a batch takes")
+    options = parser.parse_args()
     print("| tokenizer | requests that are | requests | with a draft | drafts that differ |")
     print("| --- | --- | ---: | ---: | ---: |")
-    for (name, kind), count in sorted(counted.items(), key=lambda one: (one[0][1] == "", one[0])):
-        print(f"| {name} | {kind} | {count:,} | {drafted[name, kind]:,} | {differ[name, kind]} |")
-    sys.exit(bool(differ))
+    found: list[tuple[str, str, bool, bool]] = []
+    for one in compare(options.requests, options.seed, options.device):
+        found.append(one)
+        if options.timed and len(found) % NOTED == 0:
+            print(_row(found, "so far", ""), flush=True)
+    for name, kind in sorted({one[:2] for one in found}):
+        print(_row([one for one in found if one[:2] == (name, kind)], name, kind))
+    print(_row(found, "all", ""))
+    for line in timed(options.device) if options.timed else ():
+        print(line, end="", flush=True)
+    sys.exit(any(differs for *_, differs in found))
+
+
+def _row(found: Sequence[tuple[str, str, bool, bool]], name: str, kind: str) -> str:
+    drafted, differ = sum(one[2] for one in found), sum(one[3] for one in found)
+    return f"| {name} | {kind} | {len(found):,} | {drafted:,} | {differ} |"
 
 
 TABLE = Equality()

@@ -1,29 +1,36 @@
 """What a learner does on a GPU, beside what the device can do and what a user would pick instead.
 
     bench/run [--write] gpu
+    python -m bench.gpu [--tiny] look|merge|pack|offload|push|loss ...
 
 Wall times, the best of several, between two points at which the device has nothing left to do. `where` says on which
-device and at which sizes: unit tests run the same code on a CPU, at tiny sizes.
+device and at which sizes: with --tiny, and in unit tests, the same code runs on a CPU. `look` says what machine it is.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import platform
+import shutil
 import subprocess
+import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib import metadata
+from pathlib import Path
 
 import torch
 from bench import gpu_push, loss
 from bench.loss import Case, portions
 from bench.merge import layer, served
-from bench.tables import Row, Table, installed
+from bench.tables import Lines, Row, Table, installed
 from torch import Tensor
 
 from stage2_api.vllm import Transport
+from stage2_trainer.model.attention import PACKED, attention_words
 from stage2_trainer.model.offload import DeviceMover, moved_away
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.tensors.announcement import plan_buckets
@@ -61,6 +68,9 @@ AN_8B = Where(
     bytes=8 * GIB,
     bucket=GIB // 2,
     tokens=(16384, 151936, 4096),
+)
+TINY = Where(
+    device=torch.device("cpu"), layers=((32, 16), (48, 16)), bytes=64 * 2**10, bucket=2**14, tokens=(64, 1200, 8)
 )
 
 
@@ -226,16 +236,8 @@ def _rate(where: Where, took: float) -> str:
 
 
 def header() -> str:
-    """Return when, with what and on which device the figures were taken."""
-    versions = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    device = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()[0]
-    python = f"Python {platform.python_version()}, {platform.machine()}"
-    return (
-        f"{date.today().isoformat()}; {device}; CUDA {torch.version.cuda}, NCCL {nccl}; {python}; {versions}.\n"
-        "Ratios are peer / ours; above 1 means that ours is faster or smaller.\n"
-    )
+    """Return when the figures were taken, and how to read them."""
+    return f"{date.today().isoformat()}. Ratios are peer / ours; above 1 means that ours is faster or smaller.\n"
 
 
 def _version(name: str) -> str:
@@ -245,13 +247,75 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def tables(where: Where) -> tuple[Table, ...]:
-    """Return the tables at these sizes."""
-    return (
-        Table("Merging an adapter", "ms", 1e3, lambda: merge_rows(where)),
-        Table("Packing buckets", "ms", 1e3, lambda: pack_rows(where)),
-        Table("Loss: time of a forward and backward pass", "ms", 1e3, lambda: loss_rows(where, seconds)),
-        Table("Loss: memory of a forward and backward pass", "GiB", 1 / GIB, lambda: loss_rows(where, peak)),
-        Table("Offload to main memory", "ms", 1e3, lambda: offload_rows(where)),
-        Table("A push to another process", "ms", 1e3, lambda: push_rows(where)),
+def looks(where: Where) -> Iterator[tuple[str, str]]:
+    """Return what this machine is, by what was looked at."""
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary  # as the learner does
+
+    if where.is_gpu:
+        device = torch.cuda.get_device_properties(where.device)
+        free, whole = torch.cuda.mem_get_info(where.device)
+        yield "GPU", f"{device.name}, capability {device.major}.{device.minor}, driver {_smi('driver_version')}"
+        yield "its memory, free of all", f"{free / GIB:.1f} of {whole / GIB:.1f} GiB"
+        yield "CUDA", str(torch.version.cuda)
+    else:
+        yield "GPU", "not used"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield "cores, main memory", f"{os.cpu_count()}, {memory / GIB:.0f} GiB"
+    yield "/dev/shm, disk, free", ", ".join(f"{shutil.disk_usage(one).free / GIB:.0f} GiB" for one in ("/dev/shm", "."))
+    yield "Python", f"{platform.python_version()}, {platform.machine()}, {platform.platform()}"
+    yield "packages", ", ".join(f"{name} {_version(name)}" for name in (*PACKAGES, "torchvision", "numpy", "peft"))
+    headers = Path(sysconfig.get_path("include"), "Python.h").is_file()
+    yield (
+        "for Triton",
+        f"C compiler {shutil.which('cc') or shutil.which('gcc')}, Python.h {'there' if headers else 'missing'}",
     )
+    yield "NCCL", NCCLLibrary().ncclGetVersion()
+    yield "the learner's attention", attention_words(PACKED, on_gpu=where.is_gpu)
+
+
+class Looks:
+    """What this machine is."""
+
+    def __init__(self, where: Where) -> None:
+        self._where = where
+
+    def lines(self) -> Iterator[str]:
+        """The table's lines."""
+        yield "\n## This machine\n\n| what | found |\n| --- | --- |\n"
+        for what, found in looks(self._where):
+            yield f"| {what} | {found} |\n"
+
+
+def _smi(field: str) -> str:
+    asked = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+
+
+def tables(where: Where) -> Mapping[str, tuple[Lines, ...]]:
+    """Return the tables at these sizes, by name."""
+    return {
+        "look": (Looks(where),),
+        "merge": (Table("Merging an adapter", "ms", 1e3, lambda: merge_rows(where)),),
+        "pack": (Table("Packing buckets", "ms", 1e3, lambda: pack_rows(where)),),
+        "loss": (
+            Table("Loss: time of a forward and backward pass", "ms", 1e3, lambda: loss_rows(where, seconds)),
+            Table("Loss: memory of a forward and backward pass", "GiB", 1 / GIB, lambda: loss_rows(where, peak)),
+        ),
+        "offload": (Table("Offload to main memory", "ms", 1e3, lambda: offload_rows(where)),),
+        "push": (Table("A push to another process", "ms", 1e3, lambda: push_rows(where)),),
+    }
+
+
+def main() -> None:
+    """Print some of the tables."""
+    parser = argparse.ArgumentParser(prog="bench.gpu", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="+", choices=tuple(tables(TINY)), metavar="NAME", help="of a table")
+    parser.add_argument("--tiny", action="store_true", help="on a CPU, at tiny sizes")
+    options = parser.parse_args()
+    found = tables(TINY if options.tiny else AN_8B)
+    for line in (line for name in options.names for table in found[name] for line in table.lines()):
+        print(line, end="", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,7 @@
-"""What `hack/gpu-hour` measures beside the tests and `bench/run gpu`: a run on one GPU, its memory, and drafts.
+"""What `hack/gpu-hour` measures of a whole run on one GPU, with a server of vLLM, and the memory that it took.
 
     python -m bench.gpu_hour train FOLDER --transport nccl|tcp [--tiny]
     python -m bench.gpu_hour memory FOLDER [--tiny]
-    python -m bench.gpu_hour speculation [--tiny]
 
 The run is examples/job-3v1.yaml with one server, which shares its GPU with the learner. Its model has the shapes of
 Qwen3-VL-4B and random weights. With --tiny it has as many layers, all narrow, and a CPU computes; NCCL is then played
@@ -29,7 +28,6 @@ from typing import Any
 import torch
 import yaml
 from bench.gpu_push import LEARNER, NCCL_ENVIRONMENT, SERVER, TOKEN
-from bench.speculation import Decoded
 from transformers import AutoConfig, AutoModelForImageTextToText, AutoTokenizer
 
 from stage2_api.parsing import merged
@@ -41,7 +39,7 @@ from stage2_trainer.telemetry.run_log import STEP_LOG
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TINY_MODEL = EXAMPLES / "tiny-qwen3-vl"
-STAGE2 = str(Path(sys.executable).with_name("stage2"))
+STAGE2 = (sys.executable, "-m", "stage2_cli")
 STEPS = 3
 SAMPLED_S = 1.0
 PATCH = 16
@@ -56,7 +54,7 @@ MERGED_AT = {"nccl": "learner", "tcp": "server"}
 
 @dataclass(frozen=True)
 class Size:
-    """The widths of a model, the lengths of its run, and the drafts' table.
+    """The shapes of a model, and the lengths of its run.
 
     side: the pixels of an image's side. row: of a packed row, answer: of the longest, context: of a server, in tokens.
     """
@@ -69,7 +67,6 @@ class Size:
     answer: int
     context: int
     engine: Mapping[str, Any]
-    drafts: Decoded
 
 
 FULL = Size(
@@ -83,7 +80,6 @@ FULL = Size(
     vision={"hidden_size": 1024, "intermediate_size": 4096, "num_heads": 16},
     side=768, records=32, row=12_000, answer=512, context=4096,
     engine={"gpu_memory_utilization": 0.35, "max_num_seqs": 64},
-    drafts=Decoded("Answers of a model of a billion weights in float32", wide=650_000, on_cpu=False),
 )  # fmt: skip
 TINY = Size(
     text={
@@ -93,25 +89,22 @@ TINY = Size(
     vision={"hidden_size": 64, "intermediate_size": 64, "num_heads": 2},
     side=96, records=4, row=1024, answer=32, context=1024,
     engine={"max_num_seqs": 4, "enforce_eager": True},
-    drafts=Decoded("Answers of the tiny model", wide=1024, batches=(1, 4)),
 )  # fmt: skip
 
 
-def make_shape(folder: Path, size: Size) -> Any:
-    """Write a model's folder without weights, with the tiny one's tokenizer; return its configuration."""
+def make_shape(folder: Path, text: Mapping[str, Any], vision: Mapping[str, Any], side: int) -> Any:
+    """Write a model's folder without weights, with the tiny one's tokenizer; return its configuration.
+
+    side: the pixels of an image's side.
+    """
     shutil.copytree(TINY_MODEL, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    text = {"num_hidden_layers": 36, "max_position_embeddings": 32768}
-    vision = {
-        "depth": 24,
-        "deepstack_visual_indexes": [5, 11, 17],
-        "patch_size": PATCH,
-        "num_position_embeddings": 2304,
-    }
-    vision |= {"out_hidden_size": size.text["hidden_size"]}
-    random = {"initializer_range": 0.02}
-    parts = {"text_config": {**text, **random, **size.text}, "vision_config": {**vision, **random, **size.vision}}
-    pixels = {"patch_size": PATCH, "size": {"shortest_edge": size.side**2, "longest_edge": size.side**2}}
-    _change(folder / "config.json", parts)
+    of_text = {"num_hidden_layers": 36, "max_position_embeddings": 32768, "initializer_range": 0.02, **text}
+    of_vision = {
+        "depth": 24, "deepstack_visual_indexes": [5, 11, 17], "patch_size": PATCH, "num_position_embeddings": 2304,
+        "initializer_range": 0.02, "out_hidden_size": text["hidden_size"], **vision,
+    }  # fmt: skip
+    pixels = {"patch_size": PATCH, "size": {"shortest_edge": side**2, "longest_edge": side**2}}
+    _change(folder / "config.json", {"text_config": of_text, "vision_config": of_vision})
     _change(folder / "processor_config.json", {"image_processor": pixels, "video_processor": pixels})
     return AutoConfig.from_pretrained(folder)
 
@@ -122,7 +115,7 @@ def make_model(folder: Path, size: Size) -> None:
         return
     unfinished = folder.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
-    shape = make_shape(unfinished, size)
+    shape = make_shape(unfinished, size.text, size.vision, size.side)
     torch.manual_seed(0)
     with torch.device("cuda" if size is FULL else "cpu"):
         model: Any = AutoModelForImageTextToText.from_config(shape, dtype=torch.bfloat16)
@@ -203,7 +196,7 @@ def train(folder: Path, size: Size, transport: str) -> Iterator[str]:
 def _commands(config: Path, *, by_sockets: bool) -> tuple[list[str], list[str]]:
     serve, learn = ["serve", str(config), "--server", "0"], ["learn", str(config), "--overwrite"]
     if not by_sockets:
-        return [STAGE2, *serve], [STAGE2, *learn]
+        return [*STAGE2, *serve], [*STAGE2, *learn]
     python = [sys.executable, "-m"]
     server = [*python, "tests.integration.prepared_server", *serve, "--engine", "stub"]
     return server, [*python, "tests.support.socket_communicator", *learn]
@@ -212,7 +205,7 @@ def _commands(config: Path, *, by_sockets: bool) -> tuple[list[str], list[str]]:
 def _wait(server: subprocess.Popen[bytes], config: Path, env: Mapping[str, str]) -> None:
     """Return when the server answers. Raises RuntimeError where it ends instead."""
     start = time.monotonic()
-    with subprocess.Popen([STAGE2, "wait", str(config)], env=dict(env)) as waiting:
+    with subprocess.Popen([*STAGE2, "wait", str(config)], env=dict(env)) as waiting:
         while waiting.poll() is None:
             if server.poll() is not None:
                 waiting.kill()
@@ -281,7 +274,7 @@ def memory(folder: Path, size: Size) -> Iterator[str]:
     if not ended:
         raise RuntimeError(f"no run has ended in {folder}: run `train` first")
     config = folder / f"{ended[0]}.yaml"
-    subprocess.run([STAGE2, "doctor", str(config)], check=False)
+    subprocess.run([*STAGE2, "doctor", str(config)], check=False)
     run = load_config(config)
     predicted = total(footprint(run, run.model.model, row_tokens=run.max_length or 0).learner)
     yield "\n## Memory of the learner\n\n"
@@ -307,21 +300,15 @@ def _compared(run: str, how: str, measured: int, predicted: int) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print the tables; return the exit code."""
     parser = argparse.ArgumentParser(prog="bench.gpu_hour", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("train", "memory", "speculation"))
-    parser.add_argument("folder", nargs="?", type=Path, help="of the model, the images and the runs")
+    parser.add_argument("what", choices=("train", "memory"))
+    parser.add_argument("folder", type=Path, help="of the model, the images and the runs")
     parser.add_argument("--transport", choices=tuple(MERGED_AT), default="nccl")
     parser.add_argument("--tiny", action="store_true", help="rehearse on a CPU, with narrow layers")
     options = parser.parse_args(arguments)
-    if options.folder is None and options.what != "speculation":
-        parser.error(f"{options.what} needs a folder")
     size = TINY if options.tiny else FULL
-    folder = Path("") if options.folder is None else options.folder / ("tiny" if options.tiny else "full")
-    tables = {
-        "train": lambda: train(folder, size, options.transport),
-        "memory": lambda: memory(folder, size),
-        "speculation": size.drafts.lines,
-    }
-    for line in tables[options.what]():
+    folder = options.folder / ("tiny" if options.tiny else "full")
+    lines = memory(folder, size) if options.what == "memory" else train(folder, size, options.transport)
+    for line in lines:
         print(line, end="", flush=True)
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import yaml
 from transformers import Qwen3VLConfig
@@ -18,17 +19,15 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 JOBS = ("job-3v1", "job-colocate", "job-grpo-6v2", "job-grpo-objects")
 SIZES = (40, 48, 80, 141)  # GB, of 1e9 bytes
 ROPE = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
-AN_8B = Qwen3VLConfig(
-    text_config={
-        "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
-        "head_dim": 128, "intermediate_size": 12288, "vocab_size": 152936, "rope_parameters": ROPE,
-    },
-    vision_config={
-        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
-        "deepstack_visual_indexes": [8, 16, 24], "patch_size": 16, "num_position_embeddings": 2304,
-    },
-    tie_word_embeddings=False, dtype="bfloat16",
-)  # fmt: skip
+TEXT: dict[str, Any] = {
+    "hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "head_dim": 128, "intermediate_size": 12288, "vocab_size": 152936, "rope_parameters": ROPE,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
+    "deepstack_visual_indexes": [8, 16, 24], "patch_size": 16, "num_position_embeddings": 2304,
+}  # fmt: skip
+AN_8B = Qwen3VLConfig(text_config=TEXT, vision_config=VISION, tie_word_embeddings=False, dtype="bfloat16")
 
 
 class Needs:

@@ -2,9 +2,9 @@
 
 One table replays true answers, COCO's 80 names among them in the tokens of a byte-level BPE that splits text as Qwen's
 does. Suffix decoding, vLLM's other method without a model, is in it where `arctic_inference` can be imported (`pip
-install --no-deps arctic-inference==0.1.1` compiles it in a minute). Another decodes with a real vLLM, on the CPU or
-(`hack/gpu-hour`) on a GPU. Its model is the tiny one with feed-forward layers so wide that decoding is bound by memory:
-the added columns have output weights of 0, so it answers as the tiny one does.
+install --no-deps arctic-inference==0.1.1` compiles it in a minute). Another decodes with a real vLLM on the CPU
+(bench/synthetic_drafts.py: on a GPU). Its model is the tiny one with feed-forward layers so wide that decoding is bound
+by memory: the added columns have output weights of 0, so it answers as the tiny one does.
 """
 
 from __future__ import annotations
@@ -31,25 +31,21 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from bench import schedule, slow_servers
+from bench.coco_names import COCO, EXAMPLES, MODEL, qwen_like_tokenizer
 from bench.rollouts import content
 from bench.scenes import scene
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForImageTextToText, AutoTokenizer
 
-from stage2_api.coordinates import BINS, MAX_BIN, coord_token
+from stage2_api.coordinates import MAX_BIN
 from stage2_api.vllm import LONGEST_DRAFT, TOKENS_BY_BATCH, Vllm
 from stage2_trainer.matching import GTObject, ground_truth, serialize_objects
 from stage2_trainer.rollouts.build import engine_environment
 from stage2_trainer.serve.frame import Frame
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-MODEL = EXAMPLES / "tiny-qwen3-vl"
 BATCHES = (1, 8, 32)
 LEAST_ANSWERS = 4
 RUNS = 2
 METHODS = ("none", "ngram", "frame")
-THIRD_OF_A_GPU: dict[str, Any] = {"gpu_memory_utilization": 0.28, "max_num_batched_tokens": 1024}
-"""All engines live at once, and wide layers take much memory for each token."""
 IMAGES = 300  # of the replay
 PICTURES = 48  # of the tiny model's answers
 LENGTHS = (1, 2, 3, 5, 7, 11, 15, 24)  # of drafts
@@ -63,51 +59,6 @@ LAYOUTS = (
     schedule.Job("4 + 4", 4, 4, 64),
 )
 SCHEDULES = {"generate all, then train": schedule.expected_after, "pipelined": schedule.expected_pipelined}
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""How Qwen's tokenizer splits text before it merges bytes."""
-COCO = {
-    "person": 262465, "car": 43867, "chair": 38491, "book": 24715, "bottle": 24342, "cup": 20650, "dining table": 15714,
-    "bowl": 14358, "traffic light": 12884, "handbag": 12354, "umbrella": 11431, "bird": 10806, "boat": 10759,
-    "truck": 9973, "bench": 9838, "sheep": 9509, "banana": 9458, "kite": 9076, "motorcycle": 8725, "backpack": 8720,
-    "potted plant": 8652, "cow": 8147, "wine glass": 7913, "carrot": 7852, "knife": 7770, "broccoli": 7308,
-    "donut": 7179, "bicycle": 7113, "skis": 6646, "vase": 6613, "horse": 6587, "tie": 6496, "cell phone": 6434,
-    "orange": 6399, "cake": 6353, "sports ball": 6347, "clock": 6334, "suitcase": 6192, "spoon": 6165,
-    "surfboard": 6126, "bus": 6069, "apple": 5851, "pizza": 5821, "tv": 5805, "couch": 5779, "remote": 5703,
-    "sink": 5610, "skateboard": 5543, "elephant": 5513, "dog": 5508, "fork": 5479, "zebra": 5303, "airplane": 5135,
-    "giraffe": 5131, "laptop": 4970, "tennis racket": 4812, "teddy bear": 4793, "cat": 4768, "train": 4571,
-    "sandwich": 4373, "bed": 4192, "toilet": 4157, "baseball glove": 3747, "oven": 3334, "baseball bat": 3276,
-    "hot dog": 2918, "keyboard": 2855, "snowboard": 2685, "frisbee": 2682, "refrigerator": 2637, "mouse": 2262,
-    "stop sign": 1983, "toothbrush": 1954, "fire hydrant": 1865, "microwave": 1673, "scissors": 1481, "bear": 1294,
-    "parking meter": 1285, "toaster": 225, "hair drier": 198,
-}  # fmt: skip
-"""Instances of each name in COCO's training set of 2017, to draw names by."""
-
-
-def qwen_like_tokenizer(names: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE that splits as Qwen's does, in which the frame's words and those of names are tokens."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    answers = [serialize_objects([GTObject(name, "bbox", (1, 2, 3, 4))] * 3) for name in names]
-    polygon = serialize_objects([GTObject("object", "poly", (1, 2, 3, 4, 5, 6))] * 2)
-    text = [part for one in (*answers, polygon, "assistant\n") for part in _without_coordinates(one)]
-    tokenizer.train_from_iterator(text * 2, trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet))
-    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    tokenizer.add_tokens([AddedToken(coord_token(k), normalized=False) for k in range(BINS)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
-
-
-def _without_coordinates(answer: str) -> list[str]:
-    pieces = answer.split("<|coord_")
-    return [pieces[0], *(piece.partition("|>")[2] for piece in pieces[1:])]
 
 
 @dataclass(frozen=True)
@@ -120,18 +71,17 @@ class Decoded:
     title: str
     wide: int
     batches: Sequence[int] = BATCHES
-    on_cpu: bool = True
 
     def lines(self) -> Iterator[str]:
         """The table's lines. vLLM takes one engine to a process, so each method has a process of its own."""
-        os.environ.update(engine_environment(on_cpu=self.on_cpu, eager=self.on_cpu))
+        os.environ.update(engine_environment(on_cpu=True, eager=True))
         yield f"\n## {self.title}\n\n"
         yield "| at once | drafts | steps per token | drafts accepted | answers/s | ratio | other answers |\n"
         yield "| ---: | --- | ---: | ---: | ---: | ---: | ---: |\n"
         with TemporaryDirectory() as folder, ExitStack() as stack:
             model, spawned = widened(Path(folder) / "model", self.wide), get_context("spawn")
             processes = {
-                method: stack.enter_context(ProcessPoolExecutor(1, spawned, _start, (model, method, self.on_cpu)))
+                method: stack.enter_context(ProcessPoolExecutor(1, spawned, _start, (model, method)))
                 for method in METHODS
             }
             for batch in self.batches:
@@ -151,9 +101,9 @@ def _rows(processes: dict[str, ProcessPoolExecutor], batch: int) -> Iterator[str
             raise RuntimeError(f"{method} gives {other} other answers of {count} than decoding token by token")
 
 
-def _start(model: Path, method: str, on_cpu: bool) -> None:
+def _start(model: Path, method: str) -> None:
     global _ENGINE
-    _ENGINE = Engine(model, method, on_cpu=on_cpu)
+    _ENGINE = Engine(model, method)
 
 
 def _answer(batch: int) -> Run:
@@ -183,7 +133,6 @@ class Engine:
         self.llm = vllm.LLM(
             model=str(model), dtype=dtype, max_model_len=1024, max_num_seqs=max(BATCHES), enforce_eager=on_cpu,
             enable_prefix_caching=False, disable_log_stats=False, speculative_config=drafts, seed=0,
-            **({} if on_cpu else THIRD_OF_A_GPU),
         )  # fmt: skip
         self.chats = chats()
 
@@ -192,18 +141,20 @@ class Engine:
         import vllm
 
         greedy = vllm.SamplingParams(temperature=0.0, max_tokens=300)
-        before, start, found = self._counted(), time.perf_counter(), []
+        before, start, found = draft_counts(self.llm), time.perf_counter(), []
         for first in range(0, max(batch, LEAST_ANSWERS), batch):
             found += self.llm.chat(self.chats[first : first + batch], greedy, use_tqdm=False)
         took = time.perf_counter() - start
-        drafted, accepted = (b - a for a, b in zip(before, self._counted(), strict=True))
+        drafted, accepted = (b - a for a, b in zip(before, draft_counts(self.llm), strict=True))
         return Run([list(one.outputs[0].token_ids) for one in found], took, drafted, accepted)
 
-    def _counted(self) -> tuple[int, int]:
-        counters = {one.name: getattr(one, "value", 0) for one in self.llm.get_metrics()}
-        names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
-        drafted, accepted = (int(counters.get(name, 0)) for name in names)
-        return drafted, accepted
+
+def draft_counts(llm: Any) -> tuple[int, int]:
+    """Return how many tokens vLLM has drafted so far, and accepted."""
+    counters = {one.name: getattr(one, "value", 0) for one in llm.get_metrics()}
+    names = ("vllm:spec_decode_num_draft_tokens", "vllm:spec_decode_num_accepted_tokens")
+    drafted, accepted = (int(counters.get(name, 0)) for name in names)
+    return drafted, accepted
 
 
 def widened(folder: Path, wide: int) -> Path:
@@ -288,26 +239,41 @@ def _counted(
     tokenizer: Any, images: Sequence[Sequence[GTObject]], draft: Draft, most: int = LONGEST_DRAFT
 ) -> tuple[int, int, int]:
     """Return the decode steps of true answers, their tokens, and the tokens drafted."""
+    encoded = _encoded(tokenizer, images)
+    steps = [step for one in encoded for step in _steps(*one, draft, most)]
+    first = len(encoded)  # tokens that come with the prompt
+    return first + len(steps), sum(len(answer) for _, answer in encoded), sum(drafted for _, drafted in steps)
+
+
+def acceptance(tokenizer: Any, images: Sequence[Sequence[GTObject]], draft: Draft, most: int) -> list[float]:
+    """Return of each place of a draft the share of decode steps that accept it, with all places before it."""
+    right = [right for one in _encoded(tokenizer, images) for right, _ in _steps(*one, draft, most)]
+    return [sum(one > place for one in right) / len(right) for place in range(most)]
+
+
+def _encoded(tokenizer: Any, images: Sequence[Sequence[GTObject]]) -> list[tuple[list[int], list[int]]]:
+    """Return the end of the prompt, and the true answer, of each image."""
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False))
 
     prompt = encode("<|im_start|>assistant\n")
-    answers = [encode(f"{serialize_objects(list(one))}<|im_end|>") for one in images]
-    steps, drafted = np.sum([_steps(prompt, answer, draft, most) for answer in answers], axis=0).tolist()
-    return steps, sum(map(len, answers)), drafted
+    return [(prompt, encode(f"{serialize_objects(list(one))}<|im_end|>")) for one in images]
 
 
-def _steps(prompt: list[int], answer: list[int], draft: Draft, most: int) -> tuple[int, int]:
-    """Return the decode steps of an answer, and the tokens drafted. The first token comes with the prompt."""
+def _steps(prompt: list[int], answer: list[int], draft: Draft, most: int) -> list[tuple[int, int]]:
+    """Return of each decode step of an answer, after its first token, how many drafted tokens are right, and how many
+    there are."""
     tokens = np.array(prompt + answer, dtype=np.int32)
-    position, steps, drafted = len(prompt) + 1, 1, 0
+    position = len(prompt) + 1
+    steps: list[tuple[int, int]] = []
     while position < len(tokens):
         found = list(draft(tokens[:position], most))
-        right = takewhile(lambda pair: pair[0] == pair[1], zip(found, tokens[position:].tolist(), strict=False))
-        position += 1 + sum(1 for _ in right)
-        steps, drafted = steps + 1, drafted + len(found)
-    return steps, drafted
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(found, tokens[position:].tolist(), strict=False))
+        right = sum(1 for _ in equal)
+        position += 1 + right
+        steps.append((right, len(found)))
+    return steps
 
 
 class Scheduled:

@@ -1,10 +1,13 @@
 """The first hour on a GPU: what only a GPU can show, in the order of what it would teach. Takes the standard library.
 
-    hack/gpu-hour                  on a fresh machine with one GPU of 141 GB, within 40 minutes
+    hack/gpu-hour                  on a fresh machine with one GPU of 141 GB, within an hour
+    hack/gpu-hour --without-vllm   the stages that need no vLLM, within half an hour
     hack/gpu-hour --rehearse       the same stages at tiny size on a CPU
+    hack/gpu-hour --carry FOLDER   write those without vLLM into a folder for a machine without network
 
-Each stage is a process group with a time limit; one that fails does not stop the others. DIR/gpu/summary.md and a log
-of each stage are written as the hour goes on. The next call goes on with what has not passed.
+Each stage is a process group with a time limit; one that fails does not stop the others. A stage's output goes to
+DIR/gpu/log.txt as it is written, so a stage that is cut off keeps its figures; DIR/gpu/summary.md has the tables of
+all. The next call goes on with what has not passed.
 """
 
 from __future__ import annotations
@@ -21,62 +24,115 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import gpu_carry
+
 ROOT = Path(__file__).parents[1]
 GPU_VENV, CPU_VENV = ".venv-gpu", ".venv"
 WORK = "out/gpu-hour-work"  # of models, which are too large to be results
-BUDGET_S = 40 * 60
-REHEARSAL_PATIENCE = 3  # a CPU takes so much longer, though its sizes are tiny
+BUDGET_S = 60 * 60
+WITHOUT_VLLM_S = 30 * 60
+LONGEST_S = 9 * 60  # machines are lent for ten minutes a command
 GRACE_S = 15.0
 LAST_LINES = 15
-PASSED, RUNNING = "passed", "runs"
+HEADING = "#### stage "  # in the log
+PASSED, RUNNING, CUT_OFF = "passed", "runs", "cut off"
 EXIT_LEFT = 75  # EX_TEMPFAIL: another call goes on
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command on a GPU, its rehearsal on a CPU, and the seconds that it may take on a GPU."""
+    """A command on a GPU, its rehearsal on a CPU, and the seconds that either may take.
+
+    on_a_gpu: what the rehearsal cannot show.
+    """
 
     name: str
     teaches: str
+    on_a_gpu: str
     limit_s: float
-    on_gpu: str
+    command: str
     rehearsal: str
+    needs_vllm: bool = False
 
 
 def measured(command: str) -> tuple[str, str]:
-    """Return a command of bench/gpu_hour.py on a GPU, and its rehearsal."""
-    command = f"python -m bench.gpu_hour {command}"
+    """Return a command of `bench` on a GPU, and its rehearsal."""
+    command = f"python -m bench.{command}"
     return command, f"{command} --tiny"
 
 
 STAGES = (
     Stage(
-        "setup", "Do package registries alone make an environment that sees the GPU?", 440,
-        f'make setup VENV={GPU_VENV} BUILD=gpu && python -c "from bench import gpu; print(gpu.header())"',
-        f"make setup VENV={CPU_VENV}",
+        "setup", "Do package registries alone make an environment that sees the GPU?",
+        "that PyTorch's and vLLM's builds for GPUs install and find the driver",
+        420, f'make setup VENV={GPU_VENV} BUILD=gpu', f"make setup VENV={CPU_VENV}", needs_vllm=True,
     ),
     Stage(
-        "test-gpu", "Are attention, merges, offload, NCCL and the learner right on CUDA?", 340,
-        f"make test-gpu VENV={GPU_VENV} BUILD=gpu",
-        f"make test-gpu VENV={CPU_VENV} && echo 'needs a GPU: not rehearsed, its tests were only imported'",
+        "look", "What is this machine, and has it what Triton and NCCL need?",
+        "driver, memory and capability of the GPU, and which kernel the learner's attention calls",
+        60, *measured("gpu look"),
     ),
     Stage(
-        "bench-gpu", "How fast are they, beside what the device can do and what others offer?", 300,
-        "bench/run gpu", "pytest -q tests/unit/bench/test_gpu.py",
+        "kernels", "Do the kernels of frame drafts draft what their reference drafts, and in what time?",
+        "drafts by compiled kernels instead of Triton's interpreter, and microseconds a step",
+        210, "python -m bench.frame_kernels 2000 1 --device cuda --timed",
+        "TRITON_INTERPRET=1 python -m bench.frame_kernels 40 1 --timed",
     ),
     Stage(
-        "train-nccl", "Does a run of 4B shapes train, with weights that the learner merges, over NCCL?", 400,
-        *measured(f"train {WORK} --transport nccl"),
+        "test-gpu", "Are attention, merges, offload, NCCL and the learner right on CUDA?",
+        "PyTorch's flash kernel, bits of merges on CUDA, freed memory, NCCL, the learner in mixed precision",
+        300, "python -m pytest -q tests/gpu", "STAGE2_REHEARSE=1 python -m pytest -q tests/gpu",
     ),
     Stage(
-        "train-tcp", "And with adapters that the server merges, over TCP?", 360,
-        *measured(f"train {WORK} --transport tcp"),
+        "move", "How fast are merges, buckets and offload, beside a copy of as many bytes?",
+        "GB/s of the GPU's memory and of its link to main memory",
+        120, *measured("gpu merge pack offload"),
     ),
     Stage(
-        "speculation", "Are drafted answers the same, in how many steps, and how many a second?", 360,
-        *measured("speculation"),
+        "nccl", "Do weights arrive over NCCL, with both ends on this machine, and how fast?",
+        "NCCL itself: the rehearsal pushes over TCP alone",
+        120, *measured("gpu push"),
     ),
-    Stage("memory", "Did the run take the memory that `stage2 doctor` predicts?", 95, *measured(f"memory {WORK}")),
+    Stage(
+        "step", "What does a learner's step of an 8B take, in seconds and in memory, and did `doctor` predict it?",
+        "seconds, tokens a second, and the peak of PyTorch's allocator beside the prediction",
+        240, *measured("learner_step step"),
+    ),
+    Stage(
+        "early-rows", "What do rows cost that train before a step's last answer, and are their gradients the same?",
+        "seconds of the second backward pass, the memory of the second gradients, and the rounding of bfloat16",
+        200, *measured("learner_step early"),
+    ),
+    Stage(
+        "loss", "What does the loss in chunks take, beside other forms?",
+        "time and memory of all forms at 16,384 tokens, with Liger and cut-cross-entropy where they are installed",
+        180, *measured("gpu loss"),
+    ),
+    Stage(
+        "train-nccl", "Does a run of 4B shapes train, with weights that the learner merges, over NCCL?",
+        "vLLM's GPU worker, NCCL between server and learner, and proofs of bfloat16 weights",
+        370, *measured(f"gpu_hour train {WORK} --transport nccl"), needs_vllm=True,
+    ),
+    Stage(
+        "train-tcp", "And with adapters that the server merges, over TCP?",
+        "the server's merge on CUDA, and copies between page-locked memory and the GPU",
+        310, *measured(f"gpu_hour train {WORK} --transport tcp"), needs_vllm=True,
+    ),
+    Stage(
+        "memory", "Did the run take the memory that `stage2 doctor` predicts?",
+        "peaks by PyTorch and by nvidia-smi",
+        90, *measured(f"gpu_hour memory {WORK}"), needs_vllm=True,
+    ),
+    Stage(
+        "draft-answers", "Are greedy answers with drafts those without, but for ties?",
+        "answers of model runner V2, which calls the speculator only on a GPU",
+        240, "python -m bench.draft_equality", "python -m bench.draft_equality --cpu", needs_vllm=True,
+    ),
+    Stage(
+        "speculation", "Which drafts pay for an 8B, at 11, 32 and 64 answers at once?",
+        "milliseconds of a step that verifies drafts, by method and length",
+        525, *measured("synthetic_drafts"), needs_vllm=True,
+    ),
 )  # fmt: skip
 
 
@@ -103,6 +159,10 @@ class Hour:
         self._kept = folder / "results.json"
         if self._kept.is_file():
             self.results = {name: Result(**found) for name, found in json.loads(self._kept.read_text()).items()}
+        for name, found in self.results.items():
+            if found.verdict == RUNNING:  # the hour that ran it was killed
+                self.results[name] = Result(CUT_OFF)
+        self._summarise()
 
     def run(self, names: Sequence[str] = (), *, again: bool = False, until_s: float = float("inf")) -> int:
         """Run what has not passed; return the exit code.
@@ -114,22 +174,28 @@ class Hour:
         for stage in self.stages:
             if (names and stage.name not in names) or (self._result(stage).passed and not again):
                 continue
-            if time.monotonic() + self.limit_s(stage) > end:
+            if time.monotonic() + stage.limit_s > end:
                 return EXIT_LEFT
-            print(f"{stage.name}: {stage.teaches} At most {self.limit_s(stage):.0f} s", flush=True)
+            print(f"{stage.name}: {stage.teaches} At most {stage.limit_s:.0f} s", flush=True)
             self._note(stage, Result(RUNNING))
-            result = self._execute(stage)
+            try:
+                result = self._execute(stage)
+            except KeyboardInterrupt:
+                self._note(stage, Result(CUT_OFF))
+                raise
             self._note(stage, result)
             print(f"{stage.name}: {result.verdict} after {result.seconds:.0f} s", flush=True)
         return 0 if all(self._result(stage).passed for stage in self.stages if not names or stage.name in names) else 1
 
-    def limit_s(self, stage: Stage) -> float:
-        """Return the seconds that a stage may take."""
-        return stage.limit_s * (REHEARSAL_PATIENCE if self.rehearses else 1)
+    @property
+    def log(self) -> Path:
+        """The file with the output of all stages, which they write themselves."""
+        return self.folder / "log.txt"
 
-    def log(self, stage: Stage) -> Path:
-        """Return the file of a stage's output."""
-        return self.folder / f"{self.stages.index(stage):02}-{stage.name}.log"
+    @property
+    def summary(self) -> Path:
+        """The file that says how far the hour is."""
+        return self.folder / "summary.md"
 
     def _result(self, stage: Stage) -> Result:
         return self.results.get(stage.name, Result("not run"))
@@ -139,18 +205,18 @@ class Hour:
         unfinished = self._kept.with_suffix(".unfinished")  # a machine that goes away leaves a whole file
         unfinished.write_text(json.dumps({name: asdict(one) for name, one in self.results.items()}, indent=1))
         unfinished.replace(self._kept)
-        self.summary.write_text(self._summarised(), encoding="utf-8")
+        self._summarise()
 
     def _execute(self, stage: Stage) -> Result:
-        start, command = time.monotonic(), stage.rehearsal if self.rehearses else stage.on_gpu
-        with self.log(stage).open("w") as log:
-            print(f"$ {command}", file=log, flush=True)
+        start, command = time.monotonic(), stage.rehearsal if self.rehearses else stage.command
+        with self.log.open("a") as log:
+            print(f"\n{_heading(stage)}\n$ {command}", file=log, flush=True)
             process = subprocess.Popen(
                 ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, env=environment(os.environ, self.rehearses),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
             try:
-                code = process.wait(self.limit_s(stage))
+                code = process.wait(stage.limit_s)
                 verdict = PASSED if code == 0 else f"failed with exit code {code}"
             except subprocess.TimeoutExpired:
                 verdict = "timed out"
@@ -158,12 +224,12 @@ class Hour:
                 end_group(process)
         return Result(verdict, time.monotonic() - start)
 
-    @property
-    def summary(self) -> Path:
-        """The file that says how far the hour is."""
-        return self.folder / "summary.md"
+    def _output(self, stage: Stage) -> str:
+        """Return what a stage wrote the last time that it ran."""
+        log = self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+        return log.rpartition(f"\n{_heading(stage)}\n")[2].partition(f"\n{HEADING}")[0]
 
-    def _summarised(self) -> str:
+    def _summarise(self) -> None:
         passed = sum(self._result(stage).passed for stage in self.stages)
         parts = [
             f"# {'Rehearsal of the' if self.rehearses else 'The'} first GPU hour: {passed} of {len(self.stages)}\n"
@@ -171,15 +237,17 @@ class Hour:
         parts += ["| stage | what it teaches | verdict | s | limit s |", "| --- | --- | --- | ---: | ---: |"]
         for stage in self.stages:
             found = self._result(stage)
-            amounts = f"{found.seconds:.0f} | {self.limit_s(stage):.0f}"
+            amounts = f"{found.seconds:.0f} | {stage.limit_s:.0f}"
             parts.append(f"| {stage.name} | {stage.teaches} | {found.verdict} | {amounts} |")
         for stage in self.stages:
             if stage.name in self.results and self._result(stage).verdict != RUNNING:
-                parts += [
-                    f"\n## {stage.name}\n",
-                    *figures(self.log(stage).read_text(errors="replace"), self._result(stage)),
-                ]
-        return "\n".join(parts) + "\n"
+                parts += [f"\n## {stage.name}\n", *figures(self._output(stage), self._result(stage))]
+                parts += [f"\nOnly a GPU shows {stage.on_a_gpu}."] if self.rehearses else []
+        self.summary.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _heading(stage: Stage) -> str:
+    return f"{HEADING}{stage.name}"
 
 
 def figures(log: str, result: Result) -> list[str]:
@@ -234,11 +302,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="DIR",
         help="where results are kept; $OUT, else out/gpu-hour",
     )
+    parser.add_argument("--without-vllm", action="store_true", help="leave out the stages that need vLLM")
+    parser.add_argument(
+        "--carry", type=Path, metavar="FOLDER",
+        help="run nothing; write the stages without vLLM, with their packages, into a new folder for such a machine",
+    )  # fmt: skip
     options = parser.parse_args(arguments)
+    if options.carry:
+        return gpu_carry.carry(options.carry)
     if unknown := set(options.names) - set(names):
         parser.error(f"no such stage: {', '.join(sorted(unknown))}; there are {', '.join(names)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    hour = Hour(STAGES, options.out / ("rehearsal" if options.rehearse else "gpu"), rehearses=options.rehearse)
+    stages = [one for one in STAGES if not (options.without_vllm and one.needs_vllm)]
+    hour = Hour(stages, options.out / ("rehearsal" if options.rehearse else "gpu"), rehearses=options.rehearse)
     code = hour.run(options.names, again=options.again, until_s=options.until)
     print(f"\n{hour.summary}:\n\n{hour.summary.read_text(encoding='utf-8')}")
     return code

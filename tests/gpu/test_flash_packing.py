@@ -15,6 +15,7 @@ from transformers.utils.import_utils import is_flash_attn_2_available
 from stage2_trainer.learner.padding_free_batch import collate, hidden_states, with_positions
 from stage2_trainer.model.attention import PACKED
 from stage2_trainer.model.policy import load_model
+from tests.gpu.conftest import DEVICE, ON_GPU_ALONE
 
 ANSWERS = ['{"object_1": {"desc": "red box"}}', "{}", '{"object_1": {"desc": "a"}, "object_2": {"desc": "b"}}']
 KERNELS = [PACKED, *(["flash_attention_2"] if is_flash_attn_2_available() else [])]
@@ -23,12 +24,12 @@ SLACK = 2.0  # packed may be this much further from float32 than unpacked is
 
 @pytest.fixture(scope="module", params=KERNELS)
 def flash(model_path, request):
-    return load_model(model_path, dtype=torch.bfloat16, attn_implementation=request.param).cuda()
+    return load_model(model_path, dtype=torch.bfloat16, attn_implementation=request.param).to(DEVICE)
 
 
 @pytest.fixture(scope="module")
 def exact(model_path):
-    return load_model(model_path, dtype=torch.float32, attn_implementation="sdpa").cuda()
+    return load_model(model_path, dtype=torch.float32, attn_implementation="sdpa").to(DEVICE)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def sequences(exact, encoder, chats):
 def logits(model, row):
     """Logits of each sequence of a row, in float32."""
     inputs = {
-        name: value.cuda() if isinstance(value, torch.Tensor) else value
+        name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value
         for name, value in collate([row], pad_token_id=0).model_inputs().items()
     }
     inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
@@ -57,7 +58,7 @@ def alone(model, sequences):
 def gradient(model, outputs, sequences):
     model.zero_grad()
     losses = [
-        torch.nn.functional.cross_entropy(part[:-1], placed.encoding.input_ids[1:].cuda(), reduction="sum")
+        torch.nn.functional.cross_entropy(part[:-1], placed.encoding.input_ids[1:].to(DEVICE), reduction="sum")
         for part, placed in zip(outputs, sequences, strict=True)
     ]
     torch.stack(losses).sum().backward()
@@ -91,6 +92,7 @@ def test_changing_sequence_does_not_affect_others_in_packed_row(flash, sequences
         torch.testing.assert_close(one, other, rtol=0, atol=1e-3)
 
 
+@ON_GPU_ALONE
 def test_packed_row_calls_flash_kernel_once_per_layer(model_path, sequences, monkeypatch):
     calls, kernel = [], varlen.varlen_attn
 
@@ -100,7 +102,7 @@ def test_packed_row_calls_flash_kernel_once_per_layer(model_path, sequences, mon
         return kernel(query, *args, **kwargs)
 
     monkeypatch.setattr(varlen, "varlen_attn", counted)
-    model = load_model(model_path, dtype=torch.bfloat16, attn_implementation=PACKED).cuda()
+    model = load_model(model_path, dtype=torch.bfloat16, attn_implementation=PACKED).to(DEVICE)
     with torch.no_grad():
         logits(model, sequences)
     layers = model.config.text_config.num_hidden_layers + model.config.vision_config.depth

@@ -6,8 +6,7 @@ from bench.gpu import to_device
 from bench.merge import layer
 
 from stage2_trainer.sync.tensors.merge_math import served_weight
-
-DEVICE = torch.device("cuda:0")
+from tests.gpu.conftest import DEVICE
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (1024, 3072), (4096, 4096)])

@@ -7,31 +7,33 @@ import torch
 from bench import gpu_push
 from bench.gpu_push import metas_of, sum_of
 
+from stage2_api.vllm import Transport
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.tensors.announcement import plan_buckets
 from stage2_trainer.sync.transports.transfer import Packed, WeightTransfer
 from stage2_trainer.wire.errors import LinkError
+from tests.gpu.conftest import DEVICE, ON_GPU_ALONE
 
 pytestmark = pytest.mark.timeout(300)
 
-DEVICE = torch.device("cuda:0")
+TRANSPORT: Transport = "nccl" if DEVICE.type == "cuda" else "tcp"
 BUCKET_BYTES = 64 * 2**20
 
 
 @pytest.fixture
 def server():
-    with gpu_push.server("nccl", DEVICE) as (process, client):
+    with gpu_push.server(TRANSPORT, DEVICE) as (process, client):
         yield process, client
 
 
 @pytest.fixture
 def transfer():
-    with gpu_push.transfer("nccl", DEVICE, BUCKET_BYTES) as made:
+    with gpu_push.transfer(TRANSPORT, DEVICE, BUCKET_BYTES) as made:
         yield made
 
 
 def weights():
-    return {f"layer.{i}": torch.randn(4096, 1024, device="cuda", dtype=torch.bfloat16) for i in range(64)}
+    return {f"layer.{i}": torch.randn(4096, 1024, device=DEVICE, dtype=torch.bfloat16) for i in range(64)}
 
 
 def push(transfer, tensors):
@@ -55,6 +57,7 @@ def test_tensors_arrive_over_nccl_also_after_rejoining_group(server, transfer):
         transfer.disconnect()
 
 
+@ON_GPU_ALONE
 def test_server_killed_during_nccl_push_is_detected_at_once(server, transfer):
     process, client = server
     transfer.connect(client)
@@ -66,11 +69,12 @@ def test_server_killed_during_nccl_push_is_detected_at_once(server, transfer):
     transfer.disconnect()
 
 
+@ON_GPU_ALONE
 def test_learner_leaving_during_nccl_push_frees_server(server, transfer):
     _, client = server
     transfer.connect(client)
     expect(client, transfer, weights())
-    transfer.send(Packed([torch.zeros(BUCKET_BYTES, dtype=torch.uint8, device="cuda")]))
+    transfer.send(Packed([torch.zeros(BUCKET_BYTES, dtype=torch.uint8, device=DEVICE)]))
     transfer.disconnect()
     assert isinstance(client.pipe.recv(), str)
     transfer.connect(client)
@@ -80,6 +84,7 @@ def test_learner_leaving_during_nccl_push_frees_server(server, transfer):
     assert client.pipe.recv() == {name: sum_of(tensor) for name, tensor in tensors.items()}
 
 
+@ON_GPU_ALONE
 def test_gpu_learner_packs_tcp_buckets_into_pinned_memory():
     tensors = weights()
     packer = Packer(DEVICE, WeightTransfer.staging)

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from stage2_trainer.model.offload import DeviceMover, StateOffloader, optimizer_tensors
+from tests.gpu.conftest import ON_GPU_ALONE
 
+pytestmark = ON_GPU_ALONE
 logger = logging.getLogger(__name__)
 
 WIDTH, DEPTH = 4096, 8  # 0.5 GB of parameters, and twice that of optimizer state

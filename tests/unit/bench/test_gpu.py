@@ -6,14 +6,13 @@ import pytest
 import torch
 from bench import gpu, gpu_push
 from bench.__main__ import main
+from bench.gpu import TINY
 
 from stage2_api.errors import EXIT_CONFIG
 
 pytestmark = pytest.mark.in_turns(3, first=2)
 
-TINY = gpu.Where(
-    device=torch.device("cpu"), layers=((32, 16), (48, 16)), bytes=64 * 2**10, bucket=2**14, tokens=(64, 1200, 8)
-)
+TABLES = gpu.tables(TINY)
 ROWS = {
     "Merging an adapter": 4,  # LoRA and DoRA of each shape
     "Packing buckets": 2,
@@ -34,7 +33,9 @@ def test_missing_gpu_is_reported(no_gpu, capsys):
     assert "no CUDA device" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("table", gpu.tables(TINY), ids=lambda table: table.title)
+@pytest.mark.parametrize(
+    "table", [one for name in TABLES if name != "look" for one in TABLES[name]], ids=lambda table: table.title
+)
 def test_gpu_tables_have_expected_rows(table, monkeypatch):
     monkeypatch.setattr(gpu, "installed", lambda module: None)  # their kernels are Triton's
     rows = list(table.rows())
@@ -59,10 +60,10 @@ def test_push_with_wrong_received_weights_raises(monkeypatch):
         gpu_push.seconds("tcp", gpu.tensors(TINY), TINY.device, TINY.bucket)
 
 
-def test_header_names_gpu_and_versions(monkeypatch, tmp_path):
-    asked = tmp_path / "nvidia-smi"
-    asked.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.95.05, 143771 MiB'\n")
-    asked.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert "NVIDIA H200, 580.95.05" in gpu.header()
-    assert f"torch {torch.__version__.partition('+')[0]}" in gpu.header()
+def test_look_names_machine_and_versions():
+    (table,) = TABLES["look"]
+    found = "".join(table.lines())
+    assert "| GPU | not used |" in found
+    assert f"torch {torch.__version__.partition('+')[0]}" in found
+    assert "| NCCL | 2." in found
+    assert "packed, sequence by sequence" in found

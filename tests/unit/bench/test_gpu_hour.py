@@ -23,7 +23,7 @@ def test_config_is_valid(size, transport, tmp_path):
 
 
 def test_learner_and_server_of_4b_model_fit_single_gpu(tmp_path):
-    gpu_hour.make_shape(tmp_path / "model", FULL)
+    gpu_hour.make_shape(tmp_path / "model", FULL.text, FULL.vision, FULL.side)
     config = parse_run_config(gpu_hour.configuration(tmp_path, FULL, "nccl"))
     found = footprint(config, str(tmp_path / "model"), row_tokens=FULL.row)
     assert 4.2e9 < found.server[0].nbytes / torch.bfloat16.itemsize < 4.6e9

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hack import gpu_hour
+from hack import gpu_carry, gpu_hour
 from hack.gpu_hour import STAGES, Hour, Stage
 
 from tests.support.patience import crowding
 
 SUMMARY = "rehearsal/summary.md"
+ROOT = Path(__file__).parents[3]
 
 
 def stage(name: str, command: str, limit_s: float = 60.0) -> Stage:
-    return Stage(name, "nothing", limit_s, "exit 9", command)
+    return Stage(name, "nothing", "nothing", limit_s, "exit 9", command)
 
 
 def hour(stages: Sequence[Stage], folder: Path) -> Hour:
@@ -32,10 +38,12 @@ def verdicts(folder: Path) -> dict[str, str]:
 def test_stages_have_unique_names_and_fit_time_budget():
     assert len({one.name for one in STAGES}) == len(STAGES)
     assert sum(one.limit_s + gpu_hour.GRACE_S for one in STAGES) <= gpu_hour.BUDGET_S
+    without = [one.limit_s + gpu_hour.GRACE_S for one in STAGES if not one.needs_vllm]
+    assert sum(without) <= gpu_hour.WITHOUT_VLLM_S
+    assert max(one.limit_s for one in STAGES) <= gpu_hour.LONGEST_S
 
 
-def test_failed_or_timed_out_stage_does_not_stop_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_hour, "REHEARSAL_PATIENCE", 1)  # by the clock: a factor
+def test_failed_or_timed_out_stage_does_not_stop_others(tmp_path):
     stages = [
         stage("fails", "echo why; exit 3"),
         stage("hangs", f"sleep 321 & echo $! > {tmp_path}/pid; wait", limit_s=2.0 * crowding()),
@@ -43,7 +51,7 @@ def test_failed_or_timed_out_stage_does_not_stop_others(tmp_path, monkeypatch):
     ]
     assert hour(stages, tmp_path).run() == 1
     assert verdicts(tmp_path) == {"fails": "failed with exit code 3", "hangs": "timed out", "looks": "passed"}
-    seen = (tmp_path / "rehearsal/02-looks.log").read_text()
+    seen = (tmp_path / "rehearsal/log.txt").read_text()
     assert "| fails | nothing | failed with exit code 3 |" in seen
     assert "| looks | nothing | runs |" in seen
     summary = (tmp_path / SUMMARY).read_text()
@@ -51,6 +59,92 @@ def test_failed_or_timed_out_stage_does_not_stop_others(tmp_path, monkeypatch):
     assert "### Speed\n\n| fast | 7 |" in summary, "the tables of what passed"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+HOUR = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "hack")
+import gpu_hour
+command = "echo '| step | 7 |'; echo $$ > {folder}/pid; touch {folder}/there; sleep 321"
+stages = [gpu_hour.Stage("long", "nothing", "nothing", 300, "exit 9", command)]
+gpu_hour.signal.signal(gpu_hour.signal.SIGTERM, gpu_hour.signal.default_int_handler)
+gpu_hour.Hour(stages, Path("{folder}/rehearsal"), rehearses=True).run()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
+def test_stage_that_is_cut_off_keeps_its_figures(tmp_path, how):
+    with subprocess.Popen([sys.executable, "-c", HOUR.format(folder=tmp_path)], cwd=ROOT) as process:
+        while not (tmp_path / "there").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(how)
+    if how is signal.SIGKILL:  # nobody ended the stage
+        os.killpg(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert "| step | 7 |" in (tmp_path / "rehearsal/log.txt").read_text()
+    assert hour([stage("long", "true")], tmp_path).run(until_s=0) == gpu_hour.EXIT_LEFT
+    summary = (tmp_path / SUMMARY).read_text()
+    assert "| long | nothing | cut off |" in summary
+    assert "## long\n\n| step | 7 |" in summary
+
+
+def test_folder_that_is_too_large_is_not_carried(tmp_path, capsys):
+    folder = tmp_path / "carried"
+    folder.mkdir()
+    (folder / "run").write_bytes(b"12345678")
+    assert gpu_carry.weigh(folder, most=8) == 0
+    assert gpu_carry.weigh(folder, most=7) == 1
+    assert "is more than" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_folder_that_exists_is_not_written(tmp_path, capsys):
+    (tmp_path / "there").touch()
+    assert gpu_hour.main(["--carry", str(tmp_path)]) == 1
+    assert f"{tmp_path} exists: name another folder" in capsys.readouterr().err
+    assert (tmp_path / "there").exists()
+
+
+def test_carried_folder_runs_what_it_holds(tmp_path, monkeypatch):
+    """With a stage that looks at the archive's sources and packages, and an archive of two files."""
+    monkeypatch.setattr(gpu_carry, "COMPRESSED", None)
+    folder, package, hour_there = tmp_path / "carried", tmp_path / "carried_package.py", tmp_path / "gpu_hour.py"
+    folder.mkdir()
+    package.write_text("FOUND = 'packages and sources'")
+    shown = "print(carried_package.FOUND, sys.argv[1:], shutil.which('python'))"
+    hour_there.write_text(f"import sys, shutil, carried_package\n{shown}")
+    gpu_carry.write(folder, [("site/carried_package.py", package), ("src/hack/gpu_hour.py", hour_there)])
+    (folder / "run").write_text(gpu_carry.RUN)
+    environment = {**os.environ, "STAGE2_UNPACKED": str(tmp_path / "unpacked"), "PYTHON": sys.executable}
+    for _ in range(2):
+        done = subprocess.run(
+            ["sh", folder / "run", "look"], env=environment, check=True, capture_output=True, text=True
+        )
+        assert done.stdout == f"packages and sources ['--without-vllm', 'look'] {tmp_path / 'unpacked/bin/python'}\n"
+
+
+def test_sources_are_carried_without_what_no_stage_reads():
+    names = {name for name, _ in gpu_carry.sources()}
+    assert {
+        "src/hack/gpu_hour.py",
+        "src/bench/learner_step.py",
+        "src/examples/tiny-qwen3-vl/model.safetensors",
+    } <= names
+    assert not [one for one in names if one.startswith(("src/docs/", "src/examples/tiny-unordered/"))]
+
+
+def test_wrapper_of_nccl_imports_with_stand_ins_alone(tmp_path):
+    vllm = find_spec("vllm")
+    if vllm is None or vllm.origin is None:
+        pytest.skip("vLLM is not installed")
+    gpu_carry.stand_in(tmp_path / "vllm", Path(vllm.origin).parent)
+    command = "from vllm.distributed.device_communicators import pynccl_wrapper as w; print(w.__file__, w.NCCLLibrary)"
+    done = subprocess.run(
+        [sys.executable, "-c", command], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.startswith(f"{tmp_path}/vllm/")
 
 
 def test_next_run_continues_with_stages_not_yet_passed(tmp_path):

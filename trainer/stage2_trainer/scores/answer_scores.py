@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binomtest
 
 from stage2_trainer.matching.tokens import BoolArray, FloatArray
 from stage2_trainer.process.activity import ACTIVITY
@@ -298,6 +297,8 @@ class AnswerScores:
 
     def intervals(self, resamples: FloatArray) -> dict[str, list[float]]:
         """Return the 95 % interval of each figure: Wilson's for shares of images, else that of the draws."""
+        from scipy.stats import binomtest  # half of scipy, which a learner's start does without
+
         found = bounded(intervals(self.resample(resamples), self.figures(np.ones(len(self.examined)))))
         for name, column in SHARES_OF_IMAGES.items():
             share = binomtest(int(self._counts[:, COLUMNS[column]].sum()), len(self.examined))

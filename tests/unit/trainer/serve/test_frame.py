@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from bench.speculation import qwen_like_tokenizer
+from bench.coco_names import qwen_like_tokenizer
 from transformers import AutoTokenizer
 
 from stage2_trainer.matching import ground_truth, serialize_objects
