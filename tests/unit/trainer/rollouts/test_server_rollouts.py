@@ -122,10 +122,12 @@ def test_frozen_server_gets_number_of_attempts_stated_in_log(
 
     push = sync.push
     if lost_in == "push":
+        errors = [ServerError("http://a:1", "push", "frozen")]
 
         def fail_once(model, *, version):
-            monkeypatch.setattr(sync, "push", push)
-            raise ServerError("http://a:1", "push", "frozen")
+            if errors:
+                raise errors.pop()
+            return push(model, version=version)
 
         monkeypatch.setattr(sync, "push", fail_once)
     else:
