@@ -58,8 +58,8 @@ def steps(folder: Path, pipelined: bool) -> list[dict[str, Any]]:
     (work / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
     maps = [
-        f"{examples}/unordered={folder / 'shapes'}",
-        f"{examples}/tiny-unordered={ROOT / 'examples/tiny-unordered'}",
+        f"{examples}/few={folder / 'shapes'}",
+        f"{examples}/tiny-few={ROOT / 'examples/tiny-few'}",
     ]
     options = ["--cpu", "--work-dir", str(work), *(part for text in maps for part in ("--map", text))]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Make the tiny model that the demo starts from: the tiny Qwen3-VL, taught by annotations without an order.
+"""Make the tiny model that the studies start from: the tiny Qwen3-VL, taught by annotations without an order.
 
     python examples/make_unordered_model.py examples/tiny-unordered     # three minutes on one CPU core
 
@@ -37,7 +37,7 @@ _CARD = """\
 
 The model of [tiny-qwen3-vl](../tiny-qwen3-vl/README.md), taught to list two to four shapes by annotations without an
 order. It sees the shapes, but it cannot know which one the next annotation will be, so its boxes are mixtures of
-several shapes. It is where [the demo](../../README.md) and [the comparison](../../docs/results.md) start.
+several shapes. It is where [the comparison](../../docs/results.md) and [tiny-few](../tiny-few/README.md) start.
 
 Made by `python examples/make_unordered_model.py examples/tiny-unordered`: {steps} steps of teacher forcing with
 {batch_size} new images each; three minutes on one CPU core.
@@ -50,7 +50,7 @@ def main(
     steps: Annotated[int, typer.Option(min=1, help="Steps of teacher forcing.")] = RECIPE.steps,
     threads: Annotated[int, typer.Option(min=1, help="Of torch. With other work on the cores, 1 is the fastest.")] = 1,
 ) -> None:
-    """Make the tiny model that the demo starts from."""
+    """Make the tiny model that the studies start from."""
     torch.set_num_threads(threads)
     recipe = Recipe(steps=steps, warm_up_steps=RECIPE.warm_up_steps)
     model, processor = teach(start, Crowd(), recipe, PROMPT)
@@ -59,8 +59,11 @@ def main(
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def teach(start: Path, crowd: Crowd, recipe: Recipe, prompt: str) -> tuple[Model, Processor]:
-    """Train a checkpoint on fresh scenes, as the tiny model's own warm-up does; return it with its processor."""
+def teach(start: Path, crowd: Crowd, recipe: Recipe, prompt: str, images: int = 0) -> tuple[Model, Processor]:
+    """Train a checkpoint as the tiny model's own warm-up does; return it with its processor.
+
+    images: of the part "train", seen again and again; 0: each scene is a fresh one.
+    """
     tokenizer = AutoProcessor.from_pretrained(start).tokenizer
     processor = build_processor(tokenizer, size=crowd.size)
     model: Model = Qwen3VLForConditionalGeneration.from_pretrained(start, dtype=torch.float32)
@@ -68,7 +71,7 @@ def teach(start: Path, crowd: Crowd, recipe: Recipe, prompt: str) -> tuple[Model
         prompt,
         write=lambda scene: write(crowd.labelled(scene)),
         longest_answer=TOKENS_OF_A_SHAPE * crowd.most + FURTHER_TOKENS,
-        scene=partial(crowd.scene, "warm-up"),
+        scene=lambda index: crowd.scene("train", index % images) if images else crowd.scene("warm-up", index),
     )
     batches = Batches(processor, model, seed=SEED, size=recipe.batch_size, task=task)
     coordinates = torch.tensor(tokenizer.convert_tokens_to_ids(COORD_TOKENS))

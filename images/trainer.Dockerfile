@@ -44,9 +44,9 @@ RUN set -eu; \
     STAGE2_COMMIT=$COMMIT pip install --quiet --no-cache-dir --no-deps --no-build-isolation .; \
     if [ "$VLLM" = cpu ]; then \
         mkdir -p /opt/stage2/examples; \
-        cp -r examples/tiny-qwen3-vl examples/tiny-summaries examples/tiny-unordered /opt/stage2/examples/; \
+        cp -r examples/tiny-qwen3-vl examples/tiny-summaries examples/tiny-few /opt/stage2/examples/; \
         python examples/make_shapes.py /opt/stage2/examples/shapes; \
-        python examples/make_unordered.py /opt/stage2/examples/unordered; \
+        python examples/make_few.py /opt/stage2/examples/few; \
         python examples/make_summaries.py /opt/stage2/examples/summaries; \
     fi; \
     rm -rf /src/*

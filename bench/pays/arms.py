@@ -142,7 +142,7 @@ FEW = replace(
     SHAPES, steps=60, batch=16, places_steps=400, train=1000, held_out=300, side=96, least_side=96, least_objects=2,
     most_objects=4, smallest=0.2, largest=0.4,
 )  # fmt: skip
-"""The scenes and the start of the demo: two to four shapes."""
+"""Scenes of two to four shapes; the start is that of `examples/tiny-unordered`."""
 FIRST = replace(FEW, steps=200, places_steps=0, rate=1e-3, train=1600, order="rows")
 """Scenes of two to four shapes in an order, for arms that begin at the tiny model itself."""
 DATA: Mapping[str, Sizes] = {

@@ -37,8 +37,8 @@ def run_example(folder: Path, *, train: int, held_out: int, training: Mapping[st
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     examples = "/opt/stage2/examples"
     maps = [
-        f"{examples}/unordered={folder / 'shapes'}",
-        f"{examples}/tiny-unordered={ROOT / 'examples/tiny-unordered'}",
+        f"{examples}/few={folder / 'shapes'}",
+        f"{examples}/tiny-few={ROOT / 'examples/tiny-few'}",
     ]
     options = ["--engine", "stub", "--work-dir", folder, *(part for text in maps for part in ("--map", text))]
     done = stage2("run", folder / "job.yaml", *options)

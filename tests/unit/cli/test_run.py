@@ -89,7 +89,7 @@ def test_loading_learner_is_shown_without_step(capsys):
 
 
 ROOT = Path(__file__).parents[3]
-MAPPED = {"/opt/stage2/examples/unordered": ROOT, "/opt/stage2/examples/tiny-unordered": ROOT}
+MAPPED = {"/opt/stage2/examples/few": ROOT, "/opt/stage2/examples/tiny-few": ROOT}
 
 
 def started(folder: Path, monkeypatch: pytest.MonkeyPatch, *, server: str, deadline_s: int) -> int:
@@ -123,7 +123,7 @@ def test_data_errors_are_reported_before_servers_start(
     line = {"images": ["a.png"], "width": 97, "height": 96, "objects": [{"desc": "a", "bbox_2d": [1, 2, 3, 4]}]}
     for name in ("train", "held-out") if changes is not None else ():
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(line | (changes or {})))
-    places = {**MAPPED, "/opt/stage2/examples/unordered": tmp_path}
+    places = {**MAPPED, "/opt/stage2/examples/few": tmp_path}
     mapped = [f"{container}={place}" for container, place in places.items()]
     with pytest.raises(ConfigError, match=shown):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
@@ -154,7 +154,7 @@ def test_missing_or_unexported_model_is_reported_before_servers_start(
     if exists:
         exported.mkdir(parents=True)
     write_data(tmp_path)
-    mapped = [f"/opt/stage2/examples/unordered={tmp_path}", f"/opt/stage2/examples/tiny-unordered={exported}"]
+    mapped = [f"/opt/stage2/examples/few={tmp_path}", f"/opt/stage2/examples/tiny-few={exported}"]
     with pytest.raises(ConfigError, match=rf"model\.model: '{exported}'; .*{rule}"):
         run.run_job(ROOT / "examples" / file, mapped=mapped, work_dir=tmp_path / "run", engine="stub", cpu=True)
 
@@ -166,8 +166,8 @@ def test_too_little_disk_space_for_checkpoints_is_reported_before_servers_start(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 5, 5))
     write_data(tmp_path)
     mapped = [
-        f"/opt/stage2/examples/unordered={tmp_path}",
-        f"/opt/stage2/examples/tiny-unordered={ROOT / 'examples' / 'tiny-unordered'}",
+        f"/opt/stage2/examples/few={tmp_path}",
+        f"/opt/stage2/examples/tiny-few={ROOT / 'examples' / 'tiny-few'}",
     ]
     with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; a checkpoint takes .* 0 MiB are free"):
         run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")

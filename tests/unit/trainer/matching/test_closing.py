@@ -18,7 +18,7 @@ QWEN = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+"
 BYTES = r"."
 BOX, OUTLINE = GTObject("red box", "bbox", (1, 2, 3, 4)), GTObject("blue triangle", "poly", (1, 2, 3, 4, 5, 6))
 TOKENIZERS = {
-    **{name: EXAMPLES / name for name in ("tiny-qwen3-vl", "tiny-unordered", "tiny-summaries")},
+    **{name: EXAMPLES / name for name in ("tiny-qwen3-vl", "tiny-unordered", "tiny-few", "tiny-summaries")},
     "aligned": ALIGNED,
     "fused": FUSED,
     "qwen": QWEN,
