@@ -5,8 +5,8 @@
 writes out/few/train.jsonl, out/few/held-out.jsonl and out/few/images/*.png. The same arguments give the same data set
 on every machine.
 
-A model that has seen 150 images many times has learnt their answers by heart. Further training on the same answers
-teaches it nothing; answers of its own show it what it still gets wrong. That is what stage 2 has to bring here.
+A model that has seen 150 images many times gains nothing from further training on their annotations (docs/results.md);
+its own answers show it what it still gets wrong. That is what stage 2 has to bring here.
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ def write_held_out(runs: Sequence[EvaluatedRun], path: Path, *, images: Path | N
     """Draw held-out answers of one or two runs into one PNG.
 
     The columns are the truth, the first and the last evaluation of the first run, and the last one of the second. A bar
-    above each is the share of the true objects of all images that are found with the right name. The rows are images
-    evenly spaced between the last column's largest gain over the one before and its largest loss. images: the folder in
-    which images are found by name. Raises ConfigError where a run has no held-out answers.
+    above each is the share of the true objects of all images that are found with the right name; its label says how
+    many are found at all, too. The rows are images evenly spaced between the last column's largest gain over the one
+    before and its largest loss. images: the folder in which images are found by name. Raises ConfigError where a run
+    has no held-out answers.
     """
     columns = _columns(runs, path)
     common = [name for name in columns[0][1].images if all(name in one.images for _, one in columns)]
@@ -81,10 +82,11 @@ def _spread(names: Sequence[str]) -> list[str]:
 
 
 def _bar(images: Sequence[ScoredImage]) -> Image.Image:
-    right = sum(verdicts(image).answered.count("right") for image in images)
+    answered = [verdict for image in images for verdict in verdicts(image).answered]
+    right, misnamed = answered.count("right"), answered.count("misnamed")
     truth = sum(int((~image.crowds).sum()) for image in images)
-    share = right / truth if truth else 0.0
-    text = f"{share:.0%} of {truth} objects found and named" if truth else "there are no true objects"
+    share, found = (right / truth, (right + misnamed) / truth) if truth else (0.0, 0.0)
+    text = f"{truth} objects: {found:.0%} found, {share:.0%} named" if truth else "there are no true objects"
     return draw_bar(share, text, COLORS["right"])
 
 

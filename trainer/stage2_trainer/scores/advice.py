@@ -61,6 +61,6 @@ def advice(found: Mapping[str, Any], order: ObjectOrder) -> Iterator[str]:
             )
     else:
         yield (
-            "continue stage 1 while it improves; with annotations in an order, stage 2 has not been ahead of it"
-            " (docs/results.md)"
+            "continue stage 1 while it improves; with annotations in an order, stage 2 has been ahead of it where"
+            " images were few, not where they were many (docs/results.md)"
         )
