@@ -92,7 +92,7 @@ def test_deepspeed_loads_only_tensors_and_its_own_classes(tmp_path):
         found = engine.load(file)
     assert (found["stage"], found["part"]) == (kept["stage"], kept["part"])
     assert found["scaler"].cur_scale == kept["scaler"].cur_scale
-    with tensors_alone(deepspeed=False), pytest.raises(Exception, match=r"ZeroStageEnum|LossScaler|fragment_address|getattr"):
+    with tensors_alone(deepspeed=False), pytest.raises(Exception, match=r"ZeroStage|LossScaler|fragment|getattr"):
         engine.load(file)
 
 
