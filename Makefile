@@ -42,8 +42,8 @@ demo-cluster: setup ## The stage-2 job on Kubernetes: the cluster that KUBECONFI
 test: setup ## All tests: what computes beside what waits, and one tier with a cluster after the other
 	$(NEEDS)
 	rm -f out/tests/*.failed out/tests/*.flaky
-	$(MAKE) --jobs=3 --output-sync=line --no-print-directory LATER=--later test-unit test-integration test-on-clusters
-	python -m tests.support.once_more --again
+	code=0; $(MAKE) --jobs=3 --output-sync=line --no-print-directory LATER=--later test-unit test-integration test-on-clusters \
+	  || code=$$?; python -m tests.support.once_more --again; exit $$code
 
 test-on-clusters: setup
 	$(MAKE) --no-print-directory test-cluster

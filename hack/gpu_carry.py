@@ -79,15 +79,17 @@ COMPRESSED = [
 """Machine code first becomes more alike (x86), then smaller."""
 RUN = r"""#!/bin/sh
 # Runs stages of stage2's first hour on a GPU: ./run [STAGE ...] [--rehearse] [--out DIR]; docs/gpu.md says more.
-# STAGE2_UNPACKED: where the archive is unpacked. PYTHON: which Python, with PyTorch and Triton.
+# STAGE2_UNPACKED: the folder below which the archive is unpacked. PYTHON: which Python, with PyTorch and Triton.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
-there=${STAGE2_UNPACKED:-/tmp/stage2-gpu-hour}
+archive=$here/stage2.tar.xz
+there=${STAGE2_UNPACKED:-$HOME/.cache/stage2}/gpu-hour-$(sha256sum "$archive" | cut -c -16)
 python=$(command -v "${PYTHON:-python3}")
 if [ ! -e "$there/ready" ]; then
-    rm -rf "$there"
+    rm -rf "$there"  # of an earlier call that was killed
+    mkdir -p "$there"
     "$python" -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2], filter="tar")' \
-        "$here/stage2.tar.xz" "$there"
+        "$archive" "$there"
     mkdir "$there/bin"
     printf '#!/bin/sh\nexec "%s" "$@"\n' "$python" >"$there/bin/python"
     chmod +x "$there/bin/python"

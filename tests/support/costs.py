@@ -3,8 +3,9 @@
     STAGE2_COSTS=costs.jsonl make test-unit
     python -m tests.support.costs costs.jsonl    a table of the files that cost most
 
-Processor seconds are those of the process that runs the test and of all below it, the dead ones that it waited for
-included. Fixtures count for the test that is the first to ask for them.
+Processor seconds are those of the process that runs the test and of all below it, the dead ones that were waited for
+included. A process that dies without that takes its seconds along, so a test that ends one may cost too little, though
+never less than nothing. Fixtures count for the test that is the first to ask for them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         line = {
             "test": item.nodeid,
             "wall_s": round(time.monotonic() - wall_s, 2),
-            "cpu_s": round(cpu_seconds(psutil.Process()) - cpu_s, 2),
+            "cpu_s": round(max(0.0, cpu_seconds(psutil.Process()) - cpu_s), 2),
         }
         with Path(path).open("a") as file:
             file.write(json.dumps(line) + "\n")

@@ -121,7 +121,24 @@ def test_carried_folder_runs_what_it_holds(tmp_path, monkeypatch):
         done = subprocess.run(
             ["sh", folder / "run", "look"], env=environment, check=True, capture_output=True, text=True
         )
-        assert done.stdout == f"packages and sources ['--without-vllm', 'look'] {tmp_path / 'unpacked/bin/python'}\n"
+        (unpacked,) = (tmp_path / "unpacked").iterdir()
+        assert done.stdout == f"packages and sources ['--without-vllm', 'look'] {unpacked / 'bin/python'}\n"
+
+
+def test_newer_archive_runs_instead_of_older_one_and_other_files_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_carry, "COMPRESSED", None)
+    folder, script, mine = tmp_path / "carried", tmp_path / "gpu_hour.py", tmp_path / "unpacked/mine"
+    folder.mkdir()
+    mine.parent.mkdir()
+    mine.touch()
+    (folder / "run").write_text(gpu_carry.RUN)
+    environment = {**os.environ, "STAGE2_UNPACKED": str(mine.parent), "PYTHON": sys.executable}
+    for version in ("older", "newer"):
+        script.write_text(f"print('{version}')")
+        gpu_carry.write(folder, [("src/hack/gpu_hour.py", script)])
+        done = subprocess.run(["sh", folder / "run"], env=environment, check=True, capture_output=True, text=True)
+        assert done.stdout == f"{version}\n"
+    assert mine.exists()
 
 
 def test_sources_are_carried_without_what_no_stage_reads():

@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PACKAGES = "crds", "controller", "trainer", "report", "cli", "hack", "examples", "bench"
 WRONG = opcodes.POSSESSIVE_REPEAT, opcodes.ATOMIC_GROUP
-"""Before 3.11.5 these match wrongly around alternatives (CPython's issues 101955 and 106052)."""
+"""Python 3.11.2 matches these wrongly around alternatives, and 3.11.7 does not (CPython's issue 106052)."""
+LITERAL = re.compile(r"""([a-z]*)("{3}|'{3}|"|')(.*)\2""", re.DOTALL | re.IGNORECASE)
 
 
 def wrong_parts(pattern: str) -> bool:
@@ -35,11 +36,11 @@ def raw_strings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield line and content of each raw string of a file, in which regular expressions are written."""
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
-            prefix, quote, _ = token.string.partition('"') if token.type == tokenize.STRING else ("", "", "")
-            if quote and "r" in prefix.lower():
-                yield token.start[0], token.string[len(prefix) :].strip('"')
-            elif token.string.startswith(("r'", "rf'")):
-                yield token.start[0], token.string.partition("'")[2].rstrip("'")
+            literal = LITERAL.fullmatch(token.string) if token.type == tokenize.STRING else None
+            if literal and "r" in literal[1].lower():
+                yield token.start[0], literal[3]
+            elif token.type == getattr(tokenize, "FSTRING_MIDDLE", None):  # of an f-string, since Python 3.12
+                yield token.start[0], token.string
 
 
 @pytest.mark.parametrize("pattern", ["a*+", "(?>a|b)", '"((?:[^"]++|x)*+)"', "x(?:a?+)"])
@@ -50,6 +51,12 @@ def test_possessive_quantifier_and_atomic_group_are_found(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", ["a+", "a*?", r"\++", "[+]+", "(a|b)*", "a(?!b)", "no ( pattern"])
 def test_other_patterns_are_allowed(pattern: str) -> None:
     assert not wrong_parts(pattern)
+
+
+def test_raw_strings_of_each_form_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "file.py"
+    file.write_text("""a = r'"x*+'\nb = R"y'"\nc = 'plain'\nd = r\'\'\'z\'\'\'\n""")
+    assert list(raw_strings(file)) == [(1, '"x*+'), (2, "y'"), (4, "z")]
 
 
 def test_no_regular_expression_has_what_early_python_3_11_matches_wrongly() -> None:

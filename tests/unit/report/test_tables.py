@@ -9,8 +9,10 @@ from PIL import Image
 from rich.console import Console
 
 from stage2_api.errors import ConfigError
+from stage2_report import picture
 from stage2_report.html_page import PageRequest, render_page
 from stage2_report.tables import EvaluationRows, StepRows, print_records, report_runs
+from stage2_trainer.data.drawing import draw_bar
 from stage2_trainer.telemetry.timeline import PARTS, ServerTime, StepTime
 from stage2_trainer.wire.requests import DraftCounts
 
@@ -244,6 +246,19 @@ def test_picture_starts_with_largest_gain_and_shows_shares_of_all_images(tmp_pat
         )
     assert rows == [GREEN, BLUE, RED]
     assert (before, after) == (pytest.approx(96, abs=2),) * 2
+
+
+def test_label_of_bar_counts_found_objects_beside_named_ones(tmp_path, images, monkeypatch):
+    labels = []
+
+    def labelled(share, label, color):
+        labels.append(label)
+        return draw_bar(share, label, color)
+
+    monkeypatch.setattr(picture, "draw_bar", labelled)
+    log = evaluated(tmp_path / "one", {3: (0, 0, 1), 9: (1, 1, 0)})
+    report_runs([log], picture=tmp_path / "out.png", images=images)
+    assert labels == ["3 objects: 100% found, 33% named", "3 objects: 100% found, 67% named"]
 
 
 def test_match_columns_count_gated_pairs_and_null_figures_are_blank(tmp_path, capsys):

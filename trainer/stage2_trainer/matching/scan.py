@@ -15,8 +15,8 @@ WHITE_SPACE = " \t\n\r"
 """All white space of JSON; Python's `strip` and `\\s` know more."""
 
 # Strings and flat arrays are single events: nothing inside them opens or closes an object.
-# Each character has one way to match: nothing is tried twice, without possessive quantifiers, which Python 3.11.0 to
-# 3.11.4 match wrongly (CPython's issue 106052).
+# Each character has one way to match, so nothing is tried twice. Possessive quantifiers would say so, but the Python of
+# Debian 12, 3.11.2, matches them wrongly around alternatives (CPython's issue 106052).
 INSIDE_STRING = r'[^"\\]*(?:\\.[^"\\]*)*'
 """The inside of a JSON string, with `re.DOTALL`."""
 _STRING = rf'"(?P<text>{INSIDE_STRING})(?P<close>"?)'
