@@ -27,7 +27,7 @@ FEW = 2  # of a run whose other steps would show nothing more
 ALIKE = 1e-5  # float32
 
 FULL = {"tuner": {"train_type": "full", "freeze_vit": True}}
-LORA = {"tuner": {"train_type": "lora", "lora_rank": 4, "lora_dropout": 0.0, "freeze_vit": True}}
+LORA = {"tuner": {"train_type": "lora", "lora_rank": 4, "lora_dropout": 0.1, "freeze_vit": True}}
 DORA, ADAPTERS_SENT = "DoRA, rows of the whole step", "adapters sent, rows of a window"
 ALL_WEIGHTS, PIPELINED = "all weights, rows of micro-steps", "DoRA, no packing, one step ahead"
 SCOPES = {

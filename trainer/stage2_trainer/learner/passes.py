@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -126,9 +126,10 @@ class RowPasses:
         return self.placeholder(segment.sample_id)
 
     def _seeded(self, group: RowGroup) -> AbstractContextManager[None]:
-        """Seed the RNG for each row, so that dropout does not depend on when, or in which process, the row trains."""
-        if not (self.planner.whole_step or self.shares_rows):
-            return nullcontext()
+        """Seed the RNG of a pass, so that dropout does not depend on when, or in which process, its rows train.
+
+        A run that resumes needs no state of the RNG: nothing else in a step draws from it.
+        """
         process = 0 if self.shares_rows else rank()
         return seeded_rng((self.seed, self.step, process, group.place), self.engine.device)
 

@@ -1,4 +1,4 @@
-"""The state of a run on disk, in the files that transformers names: weights, optimizer, schedule, random numbers.
+"""The state of a run on disk, in the files that transformers names: weights, optimizer, schedule.
 
 DeepSpeed writes and reads a part of it by itself: each process its shard, and the names of weights with it.
 """
@@ -6,21 +6,17 @@ DeepSpeed writes and reads a part of it by itself: each process its shard, and t
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper  # accelerate.utils has it where DeepSpeed is
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import TrainerState
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
-from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import load_sharded_checkpoint
-from transformers.training_args import ParallelMode
 
 from stage2_trainer.learner.engine import AccelerateEngine
 from stage2_trainer.model.checkpoints import STATE
@@ -42,7 +38,6 @@ def write_run(folder: Path, engine: AccelerateEngine, processor: Any = None) -> 
     _write_weights(folder, engine, processor)
     if not engine.args.save_only_model:
         _write_optimizer(folder, engine)
-        torch.save(_random_states(engine), folder / _random_file())
 
 
 def read_run(folder: Path, engine: AccelerateEngine) -> TrainerState:
@@ -54,7 +49,6 @@ def read_run(folder: Path, engine: AccelerateEngine) -> TrainerState:
     else:
         load_weights(engine.policy, folder)
     _read_optimizer(folder, engine)
-    _restore_random_states(folder)
     state: TrainerState = TrainerState.load_from_json(str(folder / STATE))
     return state
 
@@ -130,33 +124,3 @@ def _read_optimizer(folder: Path, engine: AccelerateEngine) -> None:
         engine.schedule.load_state_dict(torch.load(folder / SCHEDULE, weights_only=True))
     if engine.accelerator.scaler is not None and (folder / SCALER).exists():
         engine.accelerator.scaler.load_state_dict(torch.load(folder / SCALER, weights_only=True))
-
-
-def _random_file() -> str:
-    return f"rng_state_{rank()}.pth" if world_size() > 1 else "rng_state.pth"
-
-
-def _random_states(engine: AccelerateEngine) -> dict[str, Any]:
-    states = {"python": random.getstate(), "numpy": np.random.get_state(), "cpu": torch.random.get_rng_state()}
-    if torch.cuda.is_available():
-        together = engine.args.parallel_mode == ParallelMode.DISTRIBUTED
-        states["cuda"] = torch.cuda.get_rng_state_all() if together else torch.cuda.get_rng_state()
-    return states
-
-
-def _restore_random_states(folder: Path) -> None:
-    """Restore this process's random numbers; another number of processes, or `save_only_model`, left it none."""
-    file = folder / _random_file()
-    if not file.exists():
-        logger.warning("%s is missing: random numbers, which dropout uses, restart from the seed", file)
-        return
-    with safe_globals():
-        states = torch.load(file, weights_only=True)
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.random.set_rng_state(states["cpu"])
-    if torch.cuda.is_available() and (of_gpus := states.get("cuda")) is not None:
-        if isinstance(of_gpus, torch.Tensor):
-            torch.cuda.set_rng_state(of_gpus)
-        else:
-            torch.cuda.set_rng_state_all(of_gpus[: torch.cuda.device_count()])

@@ -312,7 +312,6 @@ def test_learner_with_interrupted_saves_reaches_same_weights(learn, tmp_path):
 def test_two_processes_with_interrupted_saves_resume_from_same_checkpoint(learn, tmp_path):
     run = partial(together, learn)
     cases = cases_of(tmp_path / "first", run, count=CASES_TOGETHER, seed=SEED, several=True)
-    cases.append(Case(KILLED, Place("openat", "rng_state_1.pth"), 1))  # the other process publishes
     outcomes = list(cut_off(tmp_path / "run", run, cases, like=tmp_path / "first", several=True))
     assert len({one.case.kind for one in outcomes}) > 2
     log = [(tmp_path / f"run.{rank}").read_text().splitlines() for rank in range(2)]

@@ -1,4 +1,4 @@
-"""A run resumes from the files of transformers' trainer: weights, optimizer, schedule, step and random numbers."""
+"""A run resumes from the files of transformers' trainer: weights, optimizer, schedule and step."""
 
 from __future__ import annotations
 

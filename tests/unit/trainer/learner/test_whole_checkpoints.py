@@ -99,7 +99,7 @@ def test_clock_set_back_removes_older_checkpoint_not_new_one(folder, model, enco
     assert [one.name for one in folder.glob("checkpoint-*")] == ["checkpoint-2"]
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "rng_state.pth"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "model.safetensors", "trainer_state.json", "scheduler.pt"])
 @pytest.mark.parametrize("listed", [True, False])
 def test_truncated_checkpoint_file_is_detected_with_and_without_manifest(folder, name, listed):
     checkpoint = folder / "checkpoint-1"

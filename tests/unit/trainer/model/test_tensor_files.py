@@ -46,7 +46,7 @@ def trained(tmp_path_factory, model_path, image_paths):
     return learn, folder
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
 def test_checkpoint_file_with_code_is_refused_without_running_it(trained, tmp_path, termination_log, name):
     learn, whole = trained
     shutil.copytree(whole, tmp_path / "run")
