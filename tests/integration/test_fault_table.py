@@ -161,7 +161,7 @@ def test_server_killed_while_idle_is_used_again_after_restart(servers, start_ser
     assert version_of(struck, token) == "2"
 
 
-def test_lost_last_server_is_named_after_patience_ends(start_server, learner, base):
+def test_loss_of_last_server_ends_run_and_names_it_after_deadline(start_server, learner, base):
     struck = start_server("stub")
     rollouts = learner(struck, patience_s=10.0)
     generate(rollouts, base, 1)

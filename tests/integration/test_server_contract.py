@@ -212,7 +212,7 @@ def test_repetition_loop_ends_answer_at_first_repeat(served, token, sync, base, 
         assert (rollout.finish_reason == "repetition") is bool(cut)
 
 
-def test_request_longer_than_context_is_refused_by_number(served, token, chats):
+def test_server_refuses_request_longer_than_context_and_error_names_its_index(served, token, chats):
     with make_backend([served.base_url], token, max_new_tokens=4000) as too_long:
         (found,) = too_long.generate(requests(chats[:1]), seed_plan=SeedPlan(1, 0, 0))
     assert isinstance(found, Refused)

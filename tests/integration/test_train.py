@@ -47,7 +47,7 @@ def trained(folder) -> subprocess.CompletedProcess[str]:
     return train(folder)
 
 
-def test_it_ends_with_the_page_and_with_boxes_on_a_held_out_picture(folder, trained):
+def test_train_command_ends_with_report_and_boxes_on_held_out_picture(folder, trained):
     assert trained.returncode == 0, trained.stdout[-3000:] + trained.stderr[-3000:]
     page = folder.parent / "my run" / "runs" / "stage2.html"
     assert trained.stdout.splitlines()[-1] == f"page: {page}"
@@ -55,7 +55,7 @@ def test_it_ends_with_the_page_and_with_boxes_on_a_held_out_picture(folder, trai
     assert list((folder.parent / "my run" / "runs" / "boxes").glob("*.png"))
 
 
-def test_every_step_is_printed_as_the_command_that_a_person_would_write(folder, trained):
+def test_train_command_prints_each_step_as_runnable_command(folder, trained):
     steps = [line.removeprefix("$ ") for line in trained.stdout.splitlines() if line.startswith("$ ")]
     assert steps[0] == (
         "stage2 import coco --annotations 'my pictures/_annotations.coco.json' --images 'my pictures'"
@@ -77,7 +77,7 @@ def test_every_step_is_printed_as_the_command_that_a_person_would_write(folder, 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_same_line_runs_no_step_again_that_is_done(folder, trained):
+def test_repeated_train_command_skips_completed_steps(folder, trained):
     again = train(folder)
     assert again.returncode == 0, again.stderr
     assert sum(line.startswith("done before: ") for line in again.stdout.splitlines()) == 8

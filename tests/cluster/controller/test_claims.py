@@ -82,7 +82,7 @@ def message(kubectl: Kubectl, condition: str) -> str:
     return next((str(item["message"]) for item in conditions if item["type"] == condition), "")
 
 
-def test_servers_and_learner_get_own_devices_on_single_node_with_enough(
+def test_servers_and_learner_get_own_devices_on_one_node(
     kubectl: Kubectl, controller: Controller, kubelet: Kubelet, offer: Offer, claimed: Object
 ) -> None:
     kubectl.apply(claimed)

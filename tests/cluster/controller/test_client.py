@@ -17,12 +17,12 @@ def of_the_test(kubectl: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(kubectl.kubeconfig))
 
 
-def test_contract_of_the_api(kubectl: Kubectl) -> None:
+def test_client_keeps_contract_against_real_api_server(kubectl: Kubectl) -> None:
     client_contract.a_job_is_submitted_listed_suspended_resumed_and_deleted(FILE, kubectl.namespace)
     client_contract.names_lead_to_no_other_object(kubectl.namespace)
 
 
-def test_the_api_servers_own_sentence_is_raised(kubectl: Kubectl) -> None:
+def test_client_raises_message_of_api_server(kubectl: Kubectl) -> None:
     kubectl.apply(job())
     with pytest.raises(RequestRefused, match=r"cannot get resource .*rolloutmatchingjobs"):
         Job("job-3v1", kubectl.namespace, user="stranger").status()
@@ -30,7 +30,7 @@ def test_the_api_servers_own_sentence_is_raised(kubectl: Kubectl) -> None:
         Job("job-3v1", kubectl.namespace)._merge({"spec": {"rollout": {"servers": -1}}})
 
 
-def test_status_and_events_are_those_of_the_controller(kubectl: Kubectl, controller: Controller) -> None:
+def test_client_reads_status_and_events_written_by_controller(kubectl: Kubectl, controller: Controller) -> None:
     kubectl.apply(job())
     ours = Job("job-3v1", kubectl.namespace)
     eventually(lambda: ours.status().phase == "Pending", why="no node fits")

@@ -66,7 +66,7 @@ def test_base_config_shared_by_two_files_is_not_a_cycle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extends", [5, {"a": 1}, ["a.yaml", 5], [""]])
-def test_extends_other_than_paths_is_refused(tmp_path: Path, extends: object) -> None:
+def test_extends_value_that_is_no_path_is_refused(tmp_path: Path, extends: object) -> None:
     with pytest.raises(ConfigError, match="relative to this file"):
         resolved(tmp_path, {"run.yaml": {"extends": extends}})
 
@@ -292,7 +292,7 @@ OLDER = {
 
 
 @pytest.mark.parametrize("key", OLDER_OPTIONS)
-def test_older_key_of_the_original_stack_means_the_argument_of_the_engine(key: str) -> None:
+def test_key_of_original_stack_sets_engine_argument(key: str) -> None:
     option = {key: OLDER[key]}
     older, engine = parse(matching({"vllm": option})), parse(matching({"vllm": {"engine": option}}))
     passed = [config.rollout_matching.vllm.passed_through() for config in (older, engine)]
@@ -304,7 +304,7 @@ def test_older_key_of_the_original_stack_means_the_argument_of_the_engine(key: s
     assert description == f"Older place of `engine.{key}`."
 
 
-def test_argument_of_the_engine_at_both_places_is_refused() -> None:
+def test_engine_argument_set_by_old_and_new_key_is_refused() -> None:
     vllm = {"kv_cache_dtype": "auto", "engine": {"kv-cache-dtype": "fp8"}}
     (problem,) = problems_of(parse, matching({"vllm": vllm}))
     assert problem.path.endswith("vllm.engine")

@@ -131,7 +131,7 @@ def test_patch_of_changed_weights_gives_server_same_bits_also_after_missed_push(
         assert 0 < sparse_pushes.patch_bytes(sent) == 6 * changed < 6 * after.numel()
 
 
-def test_expected_share_is_that_of_many_moved_weights():
+def test_expected_share_of_changed_weights_equals_simulated_share():
     torch.manual_seed(0)
     weights, updates = 0.02 * torch.randn(1_000_000), torch.randn(1_000_000)
     for rate in sparse_pushes.RATES:
@@ -147,7 +147,7 @@ def test_full_training_changes_more_weights_the_more_pushes_a_server_misses():
     assert run.wide_share() > 0.9
 
 
-def test_both_pushes_take_as_long_at_even_share():
+def test_sparse_and_dense_push_take_equal_time_at_break_even_share():
     shape, network = sparse_pushes.an_8b(), sparse_pushes.NETWORKS["100 Gbit/s"]
     for costs in sparse_pushes.COSTS.values():
         even = shape.even_share(network, costs)

@@ -60,7 +60,7 @@ def test_push_with_wrong_received_weights_raises(monkeypatch):
         gpu_push.seconds("tcp", gpu.tensors(TINY), TINY.device, TINY.bucket)
 
 
-def test_look_names_machine_and_versions():
+def test_look_table_names_machine_and_versions():
     (table,) = TABLES["look"]
     found = "".join(table.lines())
     assert "| GPU | not used |" in found

@@ -116,7 +116,7 @@ def test_arms_differ_only_in_trainer_and_targets():
     assert rewards["training"]["effective_batch_size"] == SIZES.batch * rewards["rlhf"]["num_generations"]
 
 
-def test_tower_lesson_trains_only_vision_tower(small, tmp_path):
+def test_pretraining_of_vision_tower_changes_only_its_weights(small, tmp_path):
     one, _ = small
     lesson = tower.TowerLesson(40, 2, 1e-3, SIZES.pixels)
     tower.teach_tower(study.MODEL, one.data / "train.jsonl", tmp_path / "tower", lesson)

@@ -29,28 +29,28 @@ def descs(record: dict[str, Any]) -> list[str]:
     return [one["desc"] for one in record["objects"]]
 
 
-def test_own_boxes_join_labels_in_reading_order_unless_they_lie_on_one() -> None:
+def test_model_boxes_are_added_in_reading_order_unless_they_overlap_label() -> None:
     near = labelled("lion", 0, 0, 90, 100)
     assert descs(joined({"objects": [BIRD, CAT]}, [[near, DOG, DOG]])) == ["cat", "dog", "bird"]
 
 
-def test_of_several_answers_only_boxes_that_two_share_join() -> None:
+def test_only_boxes_found_by_two_answers_are_added_to_labels() -> None:
     assert descs(joined({"objects": [CAT]}, [[DOG, BIRD], [DOG], []])) == ["cat", "dog"]
 
 
 @pytest.mark.parametrize(
     ("kind", "left"), [("small", ["big box"]), ("ellipses", ["big box"]), ("right", ["small ellipse"])]
 )
-def test_objects_of_a_kind_are_left_out(kind: str, left: list[str]) -> None:
+def test_selected_kind_of_objects_is_removed_from_record(kind: str, left: list[str]) -> None:
     record = {"objects": [labelled("small ellipse", 0, 0, 100, 100), labelled("big box", 500, 0, 999, 400)]}
     assert descs(study._without(kind, record)) == left
 
 
-def test_first_object_stays_where_all_are_of_the_kind() -> None:
+def test_record_of_only_selected_kind_keeps_its_first_object() -> None:
     assert descs(study._without("small", {"objects": [CAT, DOG]})) == ["cat"]
 
 
-def test_cut_keeps_matches_in_order_and_teaches_the_rest_anew() -> None:
+def test_target_keeps_matches_up_to_first_out_of_order_and_appends_the_rest() -> None:
     boxes = [GTObject(name, "bbox", (at, 0, at + 90, 90)) for name, at in (("a", 0), ("b", 200), ("c", 400))]
     truth = GroundTruth(tuple(boxes))
     vocab = toy_vocab()
@@ -68,14 +68,14 @@ def test_cut_keeps_matches_in_order_and_teaches_the_rest_anew() -> None:
     ("answer", "expected"),
     [("a", 0.5), ("ab", 1.0), ("abc", 1.0), ("ac", 0.5), ("", 0.0), ("aabb", 0.5)],
 )
-def test_reward_of_labels_counts_what_repeats_and_not_what_no_label_names(answer: str, expected: float) -> None:
+def test_label_reward_penalises_duplicates_but_not_unlabelled_objects(answer: str, expected: float) -> None:
     boxes = {name: GTObject(name, "bbox", (at, 0, at + 90, 90)) for name, at in (("a", 0), ("b", 200), ("c", 400))}
     record = Record(0, "one", (), 100, 100, (boxes["a"], boxes["b"]))
     (reward,) = load_rewards(["labels.py:reward"], [1.0], files={"labels.py": LABELS_FOUND})
     assert reward(Sample(serialize_objects([boxes[one] for one in answer]), record)) == expected
 
 
-def test_difference_has_students_interval_and_a_single_start_none() -> None:
+def test_difference_has_t_interval_unless_there_is_one_start() -> None:
     assert difference([0.1, 0.2, 0.3]) == "+0.200 [-0.048, +0.448]"
     assert difference([-0.25]) == "-0.250 (one start)"
     assert difference([]) == ""
@@ -112,7 +112,7 @@ def test_table_has_every_line_of_an_arm_in_the_order_of_the_arms() -> None:
     ]
 
 
-def test_every_checkpoint_that_is_looked_at_is_saved() -> None:
+def test_every_evaluated_checkpoint_is_saved() -> None:
     for regime in REGIMES.values():
         first = regime.start_steps[0]
         assert all(step % first == 0 for step in regime.start_steps)

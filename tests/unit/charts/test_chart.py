@@ -313,7 +313,7 @@ def test_metrics_over_tls_are_probed_and_scraped_over_tls(template: Template) ->
     assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "stage2"})
 
 
-def test_service_account_of_somebody_else_must_be_named(template: Template) -> None:
+def test_existing_service_account_must_be_named(template: Template) -> None:
     with pytest.raises(ValueError, match=r"serviceAccount\.name is required where serviceAccount\.create is false"):
         template("serviceAccount.create=false")
     made = template("serviceAccount.create=false", 'serviceAccount.name="theirs"')
@@ -474,7 +474,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value", [value for values in REFUSED.values() for value in values])
-def test_senseless_values_are_refused_by_schema(template: Template, value: str) -> None:
+def test_invalid_values_are_refused_by_schema(template: Template, value: str) -> None:
     with pytest.raises(ValueError, match="values don't meet the specifications"):
         template(value)
 

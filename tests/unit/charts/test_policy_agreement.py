@@ -424,7 +424,7 @@ def test_default_policy_allows_only_objects_of_job(template: Template) -> None:
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_jobs_carry_files_with_rewards_where_a_value_says_so(template: Template, allowed: bool) -> None:
+def test_jobs_may_carry_reward_files_only_if_chart_value_allows_it(template: Template, allowed: bool) -> None:
     manifests = template(*EVERYTHING, f"policy.rewardFiles={json.dumps(allowed)}")
     raw = yaml.safe_load((Path(b.__file__).parents[3] / "examples" / "job-grpo-objects.yaml").read_text())
     rlhf = raw["spec"]["config"]["rlhf"]

@@ -26,7 +26,7 @@ def stage2(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_data_describes_a_folder_of_labelme_and_leaves_nothing_behind(folder: Path) -> None:
+def test_data_command_describes_labelme_folder_and_leaves_no_files(folder: Path) -> None:
     done = stage2(folder, "data", "photos", "--json", "--pictures", "page.png")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -36,14 +36,14 @@ def test_data_describes_a_folder_of_labelme_and_leaves_nothing_behind(folder: Pa
     assert sorted(path.name for path in folder.rglob("*")) == ["a.json", "a.png", "page.png", "photos"]
 
 
-def test_data_ends_with_the_code_of_its_import(folder: Path) -> None:
+def test_data_command_exits_with_code_of_its_import(folder: Path) -> None:
     (folder / "photos" / "a.png").unlink()
     done = stage2(folder, "data", "photos")
     assert (done.returncode, done.stdout) == (65, "")
     assert "no object was kept" in done.stderr
 
 
-def test_init_prints_the_import_and_goes_on(folder: Path) -> None:
+def test_init_command_prints_its_import_and_continues(folder: Path) -> None:
     done = stage2(folder, "init", "--data", "photos", "--model", "./lost", "--gpus", "0", "--output", "run")
     assert done.returncode == 64, done.stderr
     assert "$ stage2 import labelme photos --output run.jsonl" in done.stdout

@@ -42,7 +42,7 @@ def pod(name: str, *containers: str, restarts: int = 0, state: str = "running") 
     return {"metadata": {"name": name}, "spec": spec, "status": {"containerStatuses": started}}
 
 
-def test_contract_of_the_api(api: JobApi) -> None:
+def test_client_keeps_contract_against_stand_in_api(api: JobApi) -> None:
     client_contract.a_job_is_submitted_listed_suspended_resumed_and_deleted(FILE, "team-a")
     client_contract.names_lead_to_no_other_object("team-a")
 
@@ -97,7 +97,7 @@ def test_wait_ignores_status_of_earlier_generation(api: JobApi, job: Job) -> Non
     assert (job.status().phase, job.status().progress) == ("Running", "3/60")
 
 
-def test_a_wrong_file_is_refused_before_a_cluster_is_asked(api: JobApi, tmp_path: Path) -> None:
+def test_invalid_job_file_is_refused_before_any_request(api: JobApi, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(FILE.read_text().replace("servers: 3", "servers: -3"))
     with pytest.raises(stage2.ConfigError, match=r"spec\.rollout\.servers"):
@@ -115,7 +115,7 @@ def test_a_generated_name_and_a_changed_setting_are_submitted(api: JobApi, tmp_p
     assert job.read()["spec"]["config"]["training"]["seed"] == 7
 
 
-def test_what_the_api_server_refuses_is_raised_with_its_sentence(api: JobApi, job: Job) -> None:
+def test_refusal_by_api_server_is_raised_with_its_message(api: JobApi, job: Job) -> None:
     for ask in (Job.submit, Job.status, Job.logs, Job.events, Job.suspend, Job.delete):
         api.failures = [422]
         with pytest.raises(RequestRefused, match=r"^etcd is not there$"):
@@ -123,7 +123,9 @@ def test_what_the_api_server_refuses_is_raised_with_its_sentence(api: JobApi, jo
 
 
 @pytest.mark.parametrize("ask", [Job.read, Job.logs, Job.wait], ids=lambda one: one.__name__)
-def test_without_a_cluster_every_request_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
+def test_every_request_without_cluster_raises_error_with_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Any
+) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "lost"))
     with pytest.raises(ClusterUnavailable, match=r"no cluster is configured: .*lost: .*--context"):
         ask(Job("mine"))
@@ -136,14 +138,14 @@ def test_without_a_cluster_every_request_says_why(tmp_path: Path, monkeypatch: p
         ask(Job("mine", context="far"))
 
 
-def test_an_answer_that_is_no_api_servers_is_reported(api: JobApi, job: Job) -> None:
+def test_answer_of_other_server_than_api_server_is_reported(api: JobApi, job: Job) -> None:
     api.pods = [pod("a", "learner")]
     api.logs["a", "learner"] = [b"<html>"]
     with pytest.raises(ClusterUnavailable, match="does not answer as an API server does"):
         job._cluster.ask("GET", "/api/v1/namespaces/team-a/pods/a/log", query={"container": "learner"})
 
 
-def test_impersonation_goes_with_each_request(api: JobApi) -> None:
+def test_each_request_has_impersonation_headers(api: JobApi) -> None:
     Job.list(user="ann")
     assert api.headers[-1]["Impersonate-User"] == "ann"
 
@@ -167,13 +169,13 @@ def test_events_are_sorted_by_their_last_time(api: JobApi, job: Job) -> None:
     assert api.requests[-1][2] == {"fieldSelector": f"involvedObject.uid={job.read()['metadata']['uid']}"}
 
 
-def test_logs_of_a_job_without_pods_say_in_which_state_it_is(api: JobApi, job: Job) -> None:
+def test_logs_of_job_without_pods_report_its_phase(api: JobApi, job: Job) -> None:
     api.report(NAME, phase="Suspended", message="spec.suspend is true")
     with pytest.raises(JobError, match=r"has no learner pod whose log could be read; .* is Suspended: spec\.suspend"):
         job.logs()
 
 
-def test_lines_of_a_log_are_whole_whatever_its_parts(api: JobApi, job: Job) -> None:
+def test_log_lines_are_whole_however_response_is_split(api: JobApi, job: Job) -> None:
     api.pods = [pod("a", "learner", "sidecar")]
     api.logs["a", "learner"] = [b"one\ntw", b"o\r\n\xff", b"\n", "ü".encode()[:1], "ü".encode()[1:]]
     assert list(job.logs()) == ["one", "two", "\\xff", "ü"]
@@ -192,7 +194,7 @@ def test_followed_logs_of_servers_come_line_by_line_with_their_container(api: Jo
 @pytest.mark.parametrize(
     "replaced", [pod("b", "learner"), pod("a", "learner", restarts=1)], ids=["another pod", "the same pod again"]
 )
-def test_followed_log_goes_on_where_learner_starts_again(
+def test_followed_log_continues_after_learner_restart(
     api: JobApi, job: Job, replaced: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stage2_cli.job.LOOK_S", 0.05)
@@ -223,7 +225,7 @@ def test_followed_log_of_static_objects_ends_with_their_container(api: JobApi, j
     assert list(job.logs(follow=True)) == ["one"]
 
 
-def test_a_log_that_breaks_off_raises(api: JobApi, job: Job) -> None:
+def test_interrupted_log_stream_raises(api: JobApi, job: Job) -> None:
     api.released.set()
     api.pods = [pod("a", "server-0", "server-1")]
     api.logs = {("a", "server-0"): [b"zero\n"], ("a", "server-1"): ["no bytes"]}  # type: ignore[list-item]
@@ -237,5 +239,5 @@ def test_package_has_version_and_runs_as_module() -> None:
     assert done.stdout.startswith(f"stage2 {stage2.__version__}")
 
 
-def test_every_exported_name_is_there() -> None:
+def test_every_exported_name_exists() -> None:
     assert all(hasattr(stage2, name) for name in stage2.__all__ if name != "Model")

@@ -198,6 +198,6 @@ def test_job_with_servers_is_refused_with_hint_at_stage2_run(words: list[str]) -
         CliRunner().invoke(app, [*words, str(JOB)], catch_exceptions=False)
 
 
-def test_job_without_servers_is_learned_from_its_file() -> None:
+def test_job_file_without_servers_configures_learner() -> None:
     job = JOB.with_name("job-colocate-tiny.yaml")
     assert load_addressed(job).training == load_config(job).training

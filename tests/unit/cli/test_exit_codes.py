@@ -29,17 +29,17 @@ def codes(tree: ast.Module) -> Iterator[int]:
             yield from (one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, int))
 
 
-def test_the_page_has_the_table_of_the_code() -> None:
+def test_cli_page_lists_exit_codes_defined_in_code() -> None:
     page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)
     assert {int(code): meaning for code, meaning in rows} == EXIT_CODES
 
 
-def test_each_name_of_a_code_is_a_row() -> None:
+def test_each_exit_code_constant_has_row_in_table() -> None:
     named = [code for name, code in vars(errors).items() if re.fullmatch("EXIT_[A-Z]+", name) and name != "EXIT_CODES"]
     assert sorted([0, *named]) == sorted(EXIT_CODES)
 
 
-def test_no_program_ends_with_another_code() -> None:
+def test_programs_use_only_listed_exit_codes() -> None:
     found = {path: set(codes(tree)) - set(EXIT_CODES) for path, tree in sources()}
     assert {path: others for path, others in found.items() if others} == {}

@@ -58,7 +58,7 @@ def messages(read: Callable[[Document], object], document: Document) -> set[str]
     return found
 
 
-def test_nested_values() -> None:
+def test_nested_null_values_are_shown_as_null() -> None:
     """A list of null was shown as [None]."""
     value = {"a": [None, {"b": None}], "c": (None,), None: "None"}
     assert shortened(value) == "{'a': [null, {'b': null}], 'c': (null,), null: 'None'}"
@@ -69,11 +69,11 @@ def test_nested_values() -> None:
         assert shortened(deep) == "[" * 119 + "…"
 
 
-def test_jobs() -> None:
+def test_job_errors_never_show_none() -> None:
     assert [line for line in messages(parse_job, good_job()) if "None" in line] == []
 
 
-def test_records(tmp_path: Path) -> None:
+def test_record_errors_never_show_none(tmp_path: Path) -> None:
     Image.new("RGB", (10, 10)).save(tmp_path / "a.png")
 
     def read(record: Document) -> None:
@@ -85,7 +85,7 @@ def test_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["null", "~", "--- ~\n--- ~", ""])
-def test_whole_files(tmp_path: Path, text: str) -> None:
+def test_errors_about_whole_files_never_show_none(tmp_path: Path, text: str) -> None:
     from stage2_cli.config_files import load
     from stage2_trainer.prepare.yolo import _layout
 

@@ -117,7 +117,7 @@ def test_validate_inspect_and_learn_read_objects_alike(
 
 
 @pytest.mark.parametrize("case", LINES.values(), ids=LINES)
-def test_grpo_judges_everything_but_objects_like_rollout_matching(case: Case, tmp_path: Path) -> None:
+def test_grpo_validates_everything_but_objects_like_rollout_matching(case: Case, tmp_path: Path) -> None:
     _, grpo = configs(tmp_path, case)
     assert learnt(grpo) == case.bins
     assert validate_files([grpo]) == (64 if case.bins is WRONG else 0)

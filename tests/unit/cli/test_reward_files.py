@@ -43,7 +43,7 @@ def problems_of(path: Path) -> list[tuple[str, Any, str, str]]:
     return [(one.path, one.value, one.rule, one.way_out) for one in refused.value.problems]
 
 
-def test_a_job_and_a_training_yaml_carry_the_files_beside_them(tmp_path: Path) -> None:
+def test_job_and_training_yaml_embed_reward_files_beside_them(tmp_path: Path) -> None:
     job = write_job(tmp_path, "mine.py:small", "mine.py:large", "theirs.py:f", mine=CODE, theirs="f = len\n")
     carried = {"mine.py": CODE, "theirs.py": "f = len\n"}
     for config in (load_job(job).spec.config, load_config(tmp_path / "run.yaml")):
@@ -51,13 +51,13 @@ def test_a_job_and_a_training_yaml_carry_the_files_beside_them(tmp_path: Path) -
         assert config.rlhf.reward_files == carried
 
 
-def test_a_job_that_carries_its_files_needs_none_beside_it(tmp_path: Path) -> None:
+def test_job_with_embedded_reward_files_needs_none_beside_it(tmp_path: Path) -> None:
     path = write_job(tmp_path, "mine.py:small", files={"mine.py": CODE}, mine="other = 1\n")
     (reward,) = check_rewards(load_job(path).spec.config)
     assert (reward.name, reward.source) == ("mine.py:small", "mine.py:small")
 
 
-def test_render_prints_the_job_with_its_files_and_the_config_map_brings_them(tmp_path: Path) -> None:
+def test_render_embeds_reward_files_in_job_and_config_map(tmp_path: Path) -> None:
     path = write_job(tmp_path, "mine.py:small", mine=CODE)
     text = render_itself(path, namespace="team")
     assert "        mine.py: |\n          def small(sample):\n              return 1.0\n" in text
@@ -68,27 +68,27 @@ def test_render_prints_the_job_with_its_files_and_the_config_map_brings_them(tmp
     assert yaml.safe_load(config)["rlhf"]["reward_files"] == {"mine.py": CODE}
 
 
-def test_what_a_terminal_would_obey_is_escaped_in_a_rendered_job(tmp_path: Path) -> None:
+def test_control_characters_are_escaped_in_rendered_job(tmp_path: Path) -> None:
     text = render_itself(write_job(tmp_path, "mine.py:small", mine="# \u202e\x1b[31m\n" + CODE), namespace=None)
     assert text.replace("\n", "").isprintable()
     assert parse_job(yaml.safe_load(text)).spec.config.rlhf.reward_files["mine.py"].startswith("# \u202e\x1b[31m\n")
 
 
 @pytest.mark.parametrize("name", ["../mine.py:small", "/tmp/mine.py:small", "a/mine.py:small", "mine.py:"])
-def test_a_reward_file_is_named_by_its_plain_name(tmp_path: Path, name: str) -> None:
+def test_reward_file_with_path_in_its_name_is_refused(tmp_path: Path, name: str) -> None:
     ((path, value, rule, way_out),) = problems_of(write_job(tmp_path, name, mine=CODE))
     assert (path, value) == ("spec.config.rlhf.reward_funcs[0]", name)
     assert "must be text of the form" in rule
     assert "a Python file beside this one and a function in it" in way_out
 
 
-def test_a_missing_file_is_named_with_its_place(tmp_path: Path) -> None:
+def test_missing_reward_file_is_reported_with_its_path(tmp_path: Path) -> None:
     ((path, value, rule, _),) = problems_of(write_job(tmp_path, "objects.f1", "mine.py:small"))
     assert (path, value) == ("spec.config.rlhf.reward_funcs[1]", "mine.py:small")
     assert rule == f"the file of a reward must be beside job.yaml, and there is no {tmp_path / 'mine.py'}"
 
 
-def test_no_link_leads_out_of_the_folder(tmp_path: Path) -> None:
+def test_reward_file_linked_from_outside_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     secret = tmp_path / "secret.py"
     secret.write_text("password = 1\n")
@@ -106,7 +106,7 @@ def test_links_within_the_folder_are_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "loop", "bytes", "long"])
-def test_what_is_no_file_of_text_is_refused(tmp_path: Path, kind: str) -> None:
+def test_reward_file_that_is_not_text_is_refused(tmp_path: Path, kind: str) -> None:
     file = tmp_path / "mine.py"
     rules = {
         "folder": (file.mkdir, "must be a readable file"),
@@ -122,7 +122,7 @@ def test_what_is_no_file_of_text_is_refused(tmp_path: Path, kind: str) -> None:
     assert rule in found
 
 
-def test_a_file_that_no_reward_names_is_refused(tmp_path: Path) -> None:
+def test_embedded_file_that_no_reward_names_is_refused(tmp_path: Path) -> None:
     ((path, _, rule, _),) = problems_of(write_job(tmp_path, "objects.f1", files={"mine.py": CODE}))
     assert (path, rule) == (
         "spec.config.rlhf.reward_files",
@@ -139,7 +139,7 @@ def test_a_file_that_no_reward_names_is_refused(tmp_path: Path) -> None:
         ("print(small)\n", "mine.py has no `small`", "define"),
     ],
 )
-def test_validate_reads_a_file_and_names_what_is_wrong(
+def test_validate_reads_reward_file_and_names_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], code: str, rule: str, way_out: str
 ) -> None:
     for path in (write_job(tmp_path, "mine.py:small", mine=code), tmp_path / "run.yaml"):
@@ -150,7 +150,7 @@ def test_validate_reads_a_file_and_names_what_is_wrong(
         assert way_out in shown
 
 
-def test_validate_never_runs_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_never_runs_reward_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code = f"open({str(tmp_path / 'ran')!r}, 'w')\n{CODE}"
     path = write_job(tmp_path, "mine.py:small", mine=code)
     assert validate_files([path, tmp_path / "run.yaml"]) == 0
@@ -171,7 +171,7 @@ def test_validate_never_runs_a_file(tmp_path: Path, capsys: pytest.CaptureFixtur
         ("class small: ...\n", "mine.py:small (mine.py:1) is a class"),
     ],
 )
-def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path: Path, code: str, rule: str) -> None:
+def test_invalid_reward_file_is_refused_before_model_is_loaded(tmp_path: Path, code: str, rule: str) -> None:
     path = write_job(tmp_path, "mine.py:small", mine=code)
     with pytest.raises(ConfigError) as refused:
         check_rewards(load_job(path).spec.config, root="spec.config.")
@@ -180,7 +180,7 @@ def test_a_wrong_file_is_refused_before_the_model_is_loaded(tmp_path: Path, code
     assert rule in problem.rule
 
 
-def test_two_rewards_of_a_file_share_it_and_no_module_is_hidden(tmp_path: Path) -> None:
+def test_two_rewards_share_one_import_of_their_file_and_hide_no_module(tmp_path: Path) -> None:
     code = "import dataclasses\n\n\n@dataclasses.dataclass\nclass Seen:\n    count: int = 0\n\n\nseen = Seen()\n"
     code += "def first(sample):\n    seen.count += 1\n    return seen.count\n\n\nsecond = first\n"
     path = write_job(tmp_path, "json.py:first", "json.py:second", json=code)
@@ -189,7 +189,7 @@ def test_two_rewards_of_a_file_share_it_and_no_module_is_hidden(tmp_path: Path) 
     assert sys.modules["json"] is json
 
 
-def test_inspect_names_the_line_of_a_file_that_fails(tmp_path: Path) -> None:
+def test_inspect_names_failing_line_of_reward_file(tmp_path: Path) -> None:
     record = {"images": ["a.png"], "width": 96, "height": 96, "units": "pixels", "objects": []}
     (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "answer.txt").write_text("{}")

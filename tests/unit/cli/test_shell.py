@@ -86,7 +86,7 @@ VERBS = ["status", "explain", "events", "logs", "wait", "suspend", "resume", "de
 
 
 @pytest.mark.parametrize("words", [["list"], *([verb, "mine"] for verb in VERBS)], ids=lambda words: words[0])
-def test_an_unreachable_cluster_is_one_line_and_one_exit_code_in_every_command(
+def test_every_command_reports_unreachable_cluster_in_one_line_with_same_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str]
 ) -> None:
     monkeypatch.setattr("stage2_cli.job.MOST_LOST", 1)
@@ -117,7 +117,7 @@ def test_kubectl_completes_verbs_options_and_names_of_jobs(api: JobApi) -> None:
     assert printed(COMPLETER, "logs", "-n", "empty", "m")[1].split() == [":4"]
 
 
-def test_words_are_completed_without_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_completion_works_without_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "lost"))
     assert printed(COMPLETER, "logs", "") == (0, ":4\n")
 

@@ -41,7 +41,7 @@ def first_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Ca
         (["d.xml"], "d", "import voc d --output run.jsonl"),
     ],
 )
-def test_a_folder_or_file_is_read_by_the_command_for_its_form(
+def test_train_command_chooses_import_by_form_of_data(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -56,7 +56,7 @@ def test_a_folder_or_file_is_read_by_the_command_for_its_form(
 
 
 @pytest.mark.parametrize("files", [[], ["a.jpg"], ["a.json", "b.json"], ["a.jsonl", "b.jsonl"]])
-def test_a_folder_of_no_form_is_refused_with_the_forms(tmp_path: Path, files: list[str]) -> None:
+def test_folder_of_unknown_form_is_refused_with_known_forms(tmp_path: Path, files: list[str]) -> None:
     for name in files:
         (tmp_path / name).touch()
     with pytest.raises(ConfigError) as refused:
@@ -66,7 +66,7 @@ def test_a_folder_of_no_form_is_refused_with_the_forms(tmp_path: Path, files: li
     assert "data.yaml (YOLO)" in problem.rule
 
 
-def test_a_missing_folder_is_refused_by_the_command(tmp_path: Path) -> None:
+def test_missing_data_folder_is_refused(tmp_path: Path) -> None:
     words = ["train", "--data", "lost", "--model", "lost", "--gpus", "0"]
     done = subprocess.run([STAGE2, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 64
@@ -91,7 +91,7 @@ def refusals(request: ProjectRequest, units: str | None = None) -> dict[str, str
     return {problem.path: f"{problem.rule}; {problem.way_out}" for problem in refused.value.problems}
 
 
-def test_other_data_under_the_same_output_are_refused(tmp_path: Path) -> None:
+def test_other_data_for_existing_project_are_refused(tmp_path: Path) -> None:
     """The records of the first data were trained on, with no word about it."""
     request = begun(tmp_path)
     (request.data / "x.json").write_text("[]")
@@ -102,13 +102,13 @@ def test_other_data_under_the_same_output_are_refused(tmp_path: Path) -> None:
     }
 
 
-def test_an_image_more_is_other_data(tmp_path: Path) -> None:
+def test_additional_image_counts_as_other_data(tmp_path: Path) -> None:
     request = begun(tmp_path)
     (request.data / "b.png").touch()
     assert list(refusals(request)) == ["--data"]
 
 
-def test_same_data_in_another_place_go_on_and_the_model_may_be_corrected(tmp_path: Path) -> None:
+def test_project_continues_after_data_folder_moves_or_model_is_corrected(tmp_path: Path) -> None:
     request = begun(tmp_path)
     moved = replace(request, data=request.data.rename(tmp_path / "moved"), model="corrected")
     step, _ = _first_steps(moved, None)
@@ -116,7 +116,7 @@ def test_same_data_in_another_place_go_on_and_the_model_may_be_corrected(tmp_pat
     assert step.product.exists()
 
 
-def test_other_options_under_the_same_project_are_refused(tmp_path: Path) -> None:
+def test_other_options_for_existing_project_are_refused(tmp_path: Path) -> None:
     request = begun(tmp_path)
     request.output.mkdir()
     (request.output / "stage2.yaml").touch()
@@ -133,7 +133,7 @@ def test_project_of_unknown_origin_is_refused(tmp_path: Path, text: str | None) 
     assert "no run.made-from.json that says what it was made from" in refusals(request)["--output"]
 
 
-def test_output_inside_the_data_is_no_other_data(tmp_path: Path) -> None:
+def test_output_folder_inside_data_folder_does_not_count_as_other_data(tmp_path: Path) -> None:
     request = begun(tmp_path, output=tmp_path / "photos" / "run")
     assert len(list(_first_steps(request, None))) == 2
 

@@ -48,7 +48,7 @@ def server(*objects: tuple[str, tuple[int, ...]]):
     return answering(reply), asked
 
 
-def test_boxes_without_label_are_told_counted_and_drawn(
+def test_boxes_without_label_are_listed_counted_and_drawn(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     serving, asked = server(CAT, DOG)
@@ -65,7 +65,7 @@ def test_boxes_without_label_are_told_counted_and_drawn(
     assert (207, 34, 46) in {color for _, color in page.getcolors(1 << 20) or ()}, "the box without a label is red"
 
 
-def test_boxes_without_label_become_labels_in_rows(data: Path, tmp_path: Path) -> None:
+def test_boxes_without_label_become_labels_in_reading_order(data: Path, tmp_path: Path) -> None:
     bird = ("bird", (20, 100, 90, 400))
     serving, _ = server(DOG, CAT, bird)
     with serving as served:
@@ -75,7 +75,7 @@ def test_boxes_without_label_become_labels_in_rows(data: Path, tmp_path: Path) -
     assert [{**one, "objects": []} for one in after] == [{**one, "objects": []} for one in before]
 
 
-def test_added_labels_are_pixels_where_units_are(data: Path, tmp_path: Path) -> None:
+def test_added_labels_use_units_of_record(data: Path, tmp_path: Path) -> None:
     label = {"desc": "cat", "bbox_2d": [10, 5, 40, 20]}
     record = {"images": ["a.png"], "objects": [label], "units": "pixels", "width": 100, "height": 50}
     data.write_text(json.dumps(record) + "\n", encoding="utf-8")
@@ -87,7 +87,7 @@ def test_added_labels_are_pixels_where_units_are(data: Path, tmp_path: Path) -> 
     assert show_data(tmp_path / "labelled.jsonl") == 0
 
 
-def test_boxes_that_no_data_file_may_hold_are_not_added(data: Path, tmp_path: Path) -> None:
+def test_boxes_invalid_in_data_file_are_not_added(data: Path, tmp_path: Path) -> None:
     token = ("a <|coord_5|>", (20, 500, 90, 800))
     serving, _ = server(CAT, DOG, token)
     with serving as served:
@@ -125,7 +125,9 @@ def test_added_labels_need_a_model_and_a_new_file_beside_the_data(data: Path, tm
         show_data(data, unlabelled_by="m", written=Written(add_labels=tmp_path / "other" / "labelled.jsonl"))
 
 
-def test_model_that_finds_no_label_gives_no_share(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_share_of_unlabelled_objects_is_not_estimated_if_model_finds_no_label(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     serving, _ = server(DOG)
     with serving as served:
         show_data(data, unlabelled_by=served.url)
@@ -142,7 +144,7 @@ def test_file_without_readable_image_is_refused(data: Path) -> None:
         show_data(data, unlabelled_by=served.url)
 
 
-def test_samples_of_a_model_differ_and_are_the_same_each_time(tmp_path: Path) -> None:
+def test_sampled_answers_differ_from_each_other_and_are_reproducible(tmp_path: Path) -> None:
     Image.new("RGB", (96, 96), "white").save(tmp_path / "a.png")
     model = Model(TINY_MODEL, max_new_tokens=24)
     texts = [[one.text for one in model.samples(tmp_path / "a.png", 4)] for _ in range(2)]

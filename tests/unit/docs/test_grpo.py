@@ -31,7 +31,7 @@ zipfile.ZipFile(f'dist/{backend.build_wheel(\"dist\")}').extractall('$PYTHONPATH
 """
 
 
-def test_the_reward_of_the_page_scores_from_its_file_and_from_its_package(tmp_path: Path) -> None:
+def test_documented_reward_scores_from_file_and_from_package(tmp_path: Path) -> None:
     Image.new("RGB", (96, 96)).save(tmp_path / "a.png")
     small, large = GTObject("bolt", "bbox", (0, 0, 40, 40)), GTObject("plate", "bbox", (100, 100, 900, 900))
     objects = [{"desc": one.desc, "bbox_2d": list(one.bins)} for one in (small, large)]

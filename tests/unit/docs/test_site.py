@@ -136,5 +136,5 @@ def test_pictures_of_pages_are_in_repository() -> None:
         ("", ""),
     ],
 )
-def test_page_of_repository_follows_from_remote(remote: str, home: str) -> None:
+def test_web_address_of_repository_follows_from_git_remote(remote: str, home: str) -> None:
     assert address(remote) == home

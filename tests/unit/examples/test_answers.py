@@ -33,7 +33,7 @@ def test_box_object_is_19_tokens_and_triangle_23(tokenizer):
         assert len(tokenizer(write(scene))["input_ids"]) == expected + 1
 
 
-def test_answer_cut_after_closed_object_splits_between_tokens(tokenizer):
+def test_answer_can_be_cut_between_tokens_after_any_closed_object(tokenizer):
     answer = write(make_scene(7, "train", 0))
     whole = tokenizer(answer)["input_ids"]
     cuts = [i + 1 for i, character in enumerate(answer) if character == "}"]

@@ -89,7 +89,7 @@ def test_stage_that_is_cut_off_keeps_its_figures(tmp_path, how):
     assert "## long\n\n| step | 7 |" in summary
 
 
-def test_folder_that_is_too_large_is_not_carried(tmp_path, capsys):
+def test_folder_that_is_too_large_is_not_archived(tmp_path, capsys):
     folder = tmp_path / "carried"
     folder.mkdir()
     (folder / "run").write_bytes(b"12345678")
@@ -106,7 +106,7 @@ def test_folder_that_exists_is_not_written(tmp_path, capsys):
     assert (tmp_path / "there").exists()
 
 
-def test_carried_folder_runs_what_it_holds(tmp_path, monkeypatch):
+def test_archive_runs_with_its_own_sources_and_packages(tmp_path, monkeypatch):
     """With a stage that looks at the archive's sources and packages, and an archive of two files."""
     monkeypatch.setattr(gpu_carry, "COMPRESSED", None)
     folder, package, hour_there = tmp_path / "carried", tmp_path / "carried_package.py", tmp_path / "gpu_hour.py"
@@ -141,7 +141,7 @@ def test_newer_archive_runs_instead_of_older_one_and_other_files_stay(tmp_path, 
     assert mine.exists()
 
 
-def test_sources_are_carried_without_what_no_stage_reads():
+def test_archive_omits_sources_that_no_stage_reads():
     names = {name for name, _ in gpu_carry.sources()}
     assert {
         "src/hack/gpu_hour.py",

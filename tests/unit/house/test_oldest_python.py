@@ -59,7 +59,7 @@ def test_raw_strings_of_each_form_are_read(tmp_path: Path) -> None:
     assert list(raw_strings(file)) == [(1, '"x*+'), (2, "y'"), (4, "z")]
 
 
-def test_no_regular_expression_has_what_early_python_3_11_matches_wrongly() -> None:
+def test_regular_expressions_avoid_syntax_that_early_python_3_11_mismatches() -> None:
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     assert len(files) > 300
     found = [

@@ -84,7 +84,7 @@ def test_invalid_next_version_is_refused_with_reason(words: list[str], shown: st
     assert shown in (obstacle(words) or "")
 
 
-def test_version_of_the_files_can_be_released_once(clone: Path) -> None:
+def test_same_version_cannot_be_released_twice(clone: Path) -> None:
     version = current()
     assert release(clone, "--check", version).returncode == 0
     assert git(clone, "tag") == "", "only checked"

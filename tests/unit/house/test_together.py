@@ -10,7 +10,7 @@ from tests.support.together import TOGETHER, pytest_xdist_make_scheduler
 ROOT = Path(__file__).parents[3]
 
 
-def test_files_that_share_are_one_scope_and_others_their_own(pytester: pytest.Pytester) -> None:
+def test_files_that_share_resource_run_in_one_worker(pytester: pytest.Pytester) -> None:
     config = pytester.parseconfig("--tx=2*popen", "--dist=loadfile")
     scheduler = pytest_xdist_make_scheduler(config, Producer("test"))
     assert scheduler is not None
@@ -18,9 +18,9 @@ def test_files_that_share_are_one_scope_and_others_their_own(pytester: pytest.Py
     assert scopes == {**TOGETHER, "tests/test_else.py": "tests/test_else.py"}
 
 
-def test_other_distributions_are_those_of_xdist(pytester: pytest.Pytester) -> None:
+def test_scheduler_of_xdist_is_used_without_loadfile(pytester: pytest.Pytester) -> None:
     assert pytest_xdist_make_scheduler(pytester.parseconfig("--tx=2*popen", "--dist=load"), Producer("test")) is None
 
 
-def test_files_that_share_are_there() -> None:
+def test_files_that_share_resource_exist() -> None:
     assert [file for file in TOGETHER if not (ROOT / file).is_file()] == []

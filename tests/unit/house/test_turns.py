@@ -72,7 +72,7 @@ def test_marked_files_run_whole_and_alternate_by_first_day(names: Names) -> None
     assert sorted(days, key=str) == sorted([[whole, set()], [set(), whole]], key=str)
 
 
-def test_tests_of_marked_file_take_turns_when_set_apart(names: Names) -> None:
+def test_each_test_of_marked_file_takes_its_own_turn_with_apart_option(names: Names) -> None:
     apart = FILE.replace("first={first}", "apart=True")
     assert sorted((names(apart, day) for day in range(2)), key=str) == [{"test_one"}, {"test_two"}]
 

@@ -248,7 +248,7 @@ def test_picture_starts_with_largest_gain_and_shows_shares_of_all_images(tmp_pat
     assert (before, after) == (pytest.approx(96, abs=2),) * 2
 
 
-def test_label_of_bar_counts_found_objects_beside_named_ones(tmp_path, images, monkeypatch):
+def test_bar_label_shows_shares_of_found_and_of_named_objects(tmp_path, images, monkeypatch):
     labels = []
 
     def labelled(share, label, color):

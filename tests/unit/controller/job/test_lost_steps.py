@@ -187,7 +187,7 @@ WAITS = b.waiting_learner_pod()
     ],
     ids=["it runs", "it waits", "it waited", "it is told to stop", "it has stopped"],
 )
-def test_ending_learner_is_said_to_write_checkpoint_only_if_it_runs(learner: b.Object, words: str) -> None:
+def test_message_promises_checkpoint_of_ending_learner_only_while_it_runs(learner: b.Object, words: str) -> None:
     raw = b.job()
     ending = replace(b.started(raw), learner=None, deployment=None, pods=(learner,), progress=None)
     made = suspended(raw, ending)

@@ -373,7 +373,7 @@ async def test_metrics_are_served_over_tls_and_a_renewed_certificate_is_read(
 
 
 @pytest.mark.parametrize("wrong", ["no folder", "another's key"])
-async def test_bad_certificate_of_metrics_ends_the_controller_with_a_sentence(tmp_path: Path, wrong: str) -> None:
+async def test_invalid_metrics_certificate_ends_controller_with_one_line_message(tmp_path: Path, wrong: str) -> None:
     folder = tmp_path / "secret"
     if wrong == "another's key":
         as_secret(certificates.make(tmp_path / "old"), folder)

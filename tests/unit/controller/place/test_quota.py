@@ -239,7 +239,7 @@ def test_quota_with_room_or_undecidable_scope_does_not_block_job(body: Object) -
     assert exceeded(body) is None
 
 
-def test_job_larger_than_whole_quota_is_told_to_request_less() -> None:
+def test_job_larger_than_whole_quota_gets_advice_to_request_less() -> None:
     assert "meanwhile: request less" in str(exceeded(quota({GPUS: "3"})))
 
 

@@ -261,7 +261,7 @@ def test_offloaded_bytes_are_each_tensor_rounded_up_to_power_of_two(config, mode
         (("offload_model", "offload_optimizer"), {"weights": 2, "adapters": 1}, {}),
     ],
 )
-def test_a_push_has_both_models_on_a_shared_gpu_and_answers_have_what_stays(
+def test_shared_gpu_holds_both_models_during_push_and_unoffloaded_parts_during_generation(
     config, model_path, moved, beside_push, beside_answers
 ):
     offload = {"enabled": bool(moved), **dict.fromkeys(moved, True)}
@@ -272,7 +272,7 @@ def test_a_push_has_both_models_on_a_shared_gpu_and_answers_have_what_stays(
     assert needs.beside_answers == sum(times * part[name] for name, times in beside_answers.items())
 
 
-def test_the_moment_in_which_learner_and_engine_share_a_gpu_is_counted(config, model_path):
+def test_peak_memory_of_gpu_shared_by_learner_and_engine_is_checked(config, model_path):
     def shared(gib, *, offload=False, utilization=0.5, **vllm):
         everything = {"enabled": offload, "offload_model": offload, "offload_optimizer": offload}
         asked = {**COLOCATE["vllm"], "gpu_memory_utilization": utilization, **vllm}
@@ -289,7 +289,7 @@ def test_the_moment_in_which_learner_and_engine_share_a_gpu_is_counted(config, m
     assert shared(1 + weights / GIB, sleep_level=2, offload=True)["GPU shared with vLLM"].verdict == "doubtful"
 
 
-def test_weights_of_an_engine_in_sleep_are_the_hosts(config, model_path):
+def test_weights_of_sleeping_engine_count_as_host_memory(config, model_path):
     def kept(level):
         run = config(matching={"vllm": {**COLOCATE["vllm"], "sleep_level": level}})
         needs = footprint(run, str(model_path), row_tokens=100)

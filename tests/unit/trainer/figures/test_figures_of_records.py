@@ -303,7 +303,7 @@ def test_evaluation_speed_counts_bad_samples_too(tmp_path, model, encoder, image
     assert (found["eval_bad_samples"], found["eval_rollout_gt_objects"]) == (1, 4)
 
 
-def test_every_figure_of_the_log_has_an_oracle():
+def test_every_logged_metric_has_oracle():
     sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
     listed = {key for one in sections for key in re.findall(r"^\| `([^`]+)` \|", one, re.MULTILINE)}
     known = {*OF_SAMPLES, *OF_RECORDS, *WORDS, *OF_STAGE_1, *OF_A_RUN, *OF_TIME}

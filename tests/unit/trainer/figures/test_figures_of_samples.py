@@ -39,12 +39,12 @@ def test_evaluation_metrics_equal_step_metrics(name):
     assert differences(found, {key: OF_SAMPLES[of](step) for key, of in OF_AN_EVALUATION.items()}) == {}
 
 
-def test_evaluation_counts_match_of_sample_that_training_would_skip():
+def test_evaluation_counts_matches_of_sample_that_training_skips():
     found = evaluation_metrics([replace(MATCHED, skipped=True).stats()], top_k=TOP_K)
     assert (found["rollout_matched"], found["rollout_f1"]) == (2, 1.0)
 
 
-def test_what_drafts_did_at_each_server_is_what_a_person_counts():
+def test_draft_metrics_of_each_server_equal_hand_counts():
     """MATCHED has five drafts of eight tokens, with 0, 6, 8, 8 and 8 accepted; MISSED two of two, with 1 and 1."""
     also = replace(MISSED, drafted=4, accepted=2, verified=(0, 2, 0))
     undrafted = replace(SILENCE, server="another")

@@ -133,7 +133,7 @@ OF_GRPO = {REWARD, SPREAD, f"eval_{REWARD}", "completions/mean_length"}
 
 
 def test_every_shown_metric_is_documented():
-    """All keys of the log have one: `test_every_figure_of_the_log_has_an_oracle`."""
+    """All keys of the log have one: `test_every_logged_metric_has_oracle`."""
     shown = {key for figure in _FIGURES for _, key in figure.lines} | {key for _, key, _ in _STEP_COLUMNS}
     shown |= {f"eval_rollout_{name}" for name in _EVALUATION_COLUMNS}
     shown |= {key for key, _ in (*GAUGES.values(), *COUNTERS.values())}

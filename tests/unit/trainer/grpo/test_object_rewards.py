@@ -68,7 +68,7 @@ def test_unjudged_objects_cost_no_reward():
     assert scores([CAT], [CAT, EDGE], comparison=checked, neg_category_ids=["edge"])["f1"] == pytest.approx(2 / 3)
 
 
-def test_object_of_not_exhaustive_class_on_known_object_costs_no_f1_class():
+def test_misnamed_object_of_incompletely_annotated_class_costs_no_precision_in_f1_class():
     named_edge = box("edge", *DOG.bins)  # finds the dog, and nobody can say that it is no edge
     found = scores([CAT, DOG], [CAT, named_edge], **{NOT_EXHAUSTIVE: ["edge"]})
     assert found["f1"] == pytest.approx(1.0)

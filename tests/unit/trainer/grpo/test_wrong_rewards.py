@@ -383,7 +383,7 @@ def test_two_packages_with_same_reward_name_are_refused(tmp_path, monkeypatch):
         load_rewards(["theirs.plain"], [1.0])
 
 
-def test_a_file_without_a_function_is_refused_with_how_to_name_one():
+def test_reward_file_without_function_name_is_refused_with_advice():
     with pytest.raises(ConfigError) as refused:
         load_rewards(["rewards.py"], [1.0])
     (problem,) = refused.value.problems

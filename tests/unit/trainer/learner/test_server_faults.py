@@ -187,7 +187,7 @@ def test_unresolvable_server_name_is_server_error(trained, distinct, monkeypatch
         trained(records=distinct, backend=backend)
 
 
-def test_unresolvable_server_name_on_connecting_group_is_server_error():
+def test_unresolvable_server_name_raises_server_error_when_group_connects():
     class Client:
         base_url = NOWHERE
 

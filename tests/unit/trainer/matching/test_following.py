@@ -22,7 +22,7 @@ def test_duplicate_box_is_not_assigned_to_free_ground_truth(any_vocab):
 
 
 @pytest.mark.parametrize(("answered", "truth"), [([CAT, NOISE], [SQUARE, DOG]), ([SQUARE, NOISE], [CAT, DOG])])
-def test_dynamic_assignment_assigns_no_unmatched_box_when_polygon_is_present(any_vocab, answered, truth):
+def test_dynamic_assignment_leaves_unmatched_boxes_alone_beside_polygons(any_vocab, answered, truth):
     target = target_of(any_vocab, answered, truth, assignment="dynamic")
     assert pairs(target) == [(0, 0)]
     assert target.matching.following == ()

@@ -137,13 +137,13 @@ def test_folder_without_model_is_refused(load, tmp_path):
 
 
 @pytest.mark.parametrize("table", ["embed_tokens", "language_model.embed_tokens", "lm_head"])
-def test_modules_to_save_with_one_of_two_tied_tables_is_refused(model, table):
+def test_modules_to_save_with_one_of_two_tied_embeddings_is_refused(model, table):
     """Servers have one table for both: they would answer by another head than the learner's."""
     with pytest.raises(ConfigError, match=r"^tuner\.modules_to_save: .*train_coord_rows"):
         adapt(model, ["vit"], {**LORA, "modules_to_save": [table]})
 
 
-def test_tied_tables_share_trained_token_rows(model):
+def test_tied_embeddings_share_trained_token_rows(model):
     adapted = adapt(model, ["vit"], LORA, token_rows=[5, 9])
     rows = [name for name, parameter in adapted.named_parameters() if "token" in name and parameter.requires_grad]
     assert len(rows) == 1

@@ -116,7 +116,7 @@ SWIFT = {
 
 
 @pytest.mark.parametrize("case", SWIFT)
-def test_line_of_ms_swift_is_read_by_rule(tmp_path, case):
+def test_ms_swift_line_gives_expected_objects_and_counts(tmp_path, case):
     line, objects, counts = SWIFT[case]
     found = imported(tmp_path, line, images=["a.png", "b.png"])
     assert (found.objects, found.counts) == (objects, counts)
@@ -150,17 +150,17 @@ QWEN = {
 
 
 @pytest.mark.parametrize("case", QWEN)
-def test_line_of_qwen_is_read_by_rule(tmp_path, case):
+def test_qwen_line_gives_expected_objects_and_counts(tmp_path, case):
     line, objects, counts = QWEN[case]
     found = imported(tmp_path, line, units="thousandths")
     assert (found.objects, found.counts) == (objects, counts)
 
 
-def test_pixels_of_qwen_are_read_with_units(tmp_path):
+def test_qwen_boxes_in_pixels_are_read_with_units_option(tmp_path):
     assert imported(tmp_path, qwen([{**CAT, "bbox_2d": PIXELS}]), units="pixels").objects == [PLACE]
 
 
-def test_boxes_of_no_named_units_are_refused(tmp_path):
+def test_boxes_of_unknown_units_are_refused(tmp_path):
     """Qwen2.5-VL writes pixels and Qwen3-VL thousandths, and most pixels could be either."""
     with pytest.raises(ConfigError, match=r"--units: .*line 2 and others; their largest number is 600.*--units pixels"):
         imported(tmp_path, swift(), qwen([CAT], "b.png"))
@@ -172,7 +172,7 @@ def test_lines_about_one_image_are_one_record(tmp_path):
     assert (found.objects, found.counts) == ([PLACE, ("dog", BINS)], {chat.JOINED: 1})
 
 
-def test_answer_of_an_empty_list_is_an_image_without_objects(tmp_path):
+def test_empty_list_as_answer_means_image_without_objects(tmp_path):
     found = imported(tmp_path, qwen([CAT]), qwen([], "b.png"), units="thousandths", images=["a.png", "b.png"])
     assert ([len(record["objects"]) for record in found.records], found.counts) == ([1, 0], {})
 
@@ -191,13 +191,13 @@ def test_image_inside_a_line_is_written_beside_the_data_file(tmp_path):
     assert Image.open(found.output.parent / found.records[0]["images"][0]).size == (100, 200)
 
 
-def test_many_boxes_are_left_out(tmp_path):
+def test_line_with_too_many_boxes_is_left_out(tmp_path):
     line = swift(["cat"], [PIXELS] * (chat.MOST_BOXES + 1))
     assert imported(tmp_path, line, swift()).counts == {chat.TOO_MANY: 1}
 
 
 @pytest.mark.parametrize("content", ["[", "[" * 200_000])
-def test_list_that_is_no_json_is_refused(tmp_path, content):
+def test_file_with_invalid_json_list_is_refused(tmp_path, content):
     with pytest.raises(ConfigError, match="must be JSON lines, or one list"):
         imported(tmp_path, content)
 

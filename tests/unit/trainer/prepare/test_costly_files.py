@@ -80,7 +80,7 @@ def test_split_marks_are_stripped_like_reference_regex(name):
     assert voc.unmarked(name) == re.sub(r"(\s+[-+]?[0-9]+)+$", "", name)
 
 
-def test_overlong_run_length_is_refused_in_bounded_work():
+def test_overlong_run_length_is_refused_in_bounded_time():
     """A number of n characters was shifted n times."""
     for size in (20, 10**6):
         with pytest.raises(ValueError, match="a number is longer than any mask"):
@@ -208,14 +208,14 @@ BRACKETS = {
 
 
 @pytest.mark.parametrize("form", BRACKETS)
-def test_json_in_an_answer_is_sought_in_bounded_work(form):
+def test_search_for_json_in_answer_takes_bounded_time(form):
     """Sought at each bracket anew, an answer of 1 MB would be parsed a million times."""
     for count in (100_000, 200_000):
         text = BRACKETS[form](count)
         assert lines_run(lambda text=text: chat._json_in(text)) < 2000
 
 
-def test_place_of_an_image_is_sought_at_a_bounded_number_of_paths(tmp_path, monkeypatch):
+def test_search_for_image_tries_bounded_number_of_paths(tmp_path, monkeypatch):
     tried, real = [], picture_files.os.path.isfile
     monkeypatch.setattr(picture_files.os.path, "isfile", lambda path: tried.append(path) or real(path))
     for count in (1000, 100_000):
@@ -226,7 +226,7 @@ def test_place_of_an_image_is_sought_at_a_bounded_number_of_paths(tmp_path, monk
 
 
 @pytest.mark.parametrize("pattern", [picture_files.SCHEME, picture_files.DATA_URL, chat.FENCE, chat.PLACEHOLDER])
-def test_patterns_of_paths_and_answers_repeat_nothing_without_bound_twice(pattern):
+def test_patterns_for_paths_and_answers_match_in_linear_time(pattern):
     """Two repetitions beside each other are what makes a search quadratic."""
     for text in ("a" * 10**6, "data:" * 10**5, "`" * 10**6, "<" * 10**6, "```" + " " * 10**6):
         assert lines_run(lambda text=text: pattern.search(text)) < 10

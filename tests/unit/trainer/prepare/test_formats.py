@@ -65,25 +65,25 @@ def test_import_is_found_by_content(tmp_path, monkeypatch, case):
         assert data_file(Path(data)) == Path("d/a.jsonl")
 
 
-def test_records_under_another_ending_are_a_data_file(tmp_path):
+def test_records_with_other_file_extension_count_as_data_file(tmp_path):
     (tmp_path / "a.json").write_text(lines(OURS, OURS))
     assert import_words(tmp_path / "a.json") is None
 
 
-def test_files_that_the_command_writes_are_no_annotations(tmp_path):
+def test_own_output_files_are_not_taken_for_annotations(tmp_path):
     for name, text in {"x.json": json.dumps([STUDIO]), "run.jsonl": lines(OURS), "run.made-from.json": "{}"}.items():
         (tmp_path / name).write_text(text)
     own = ("run.jsonl", "run.made-from.json")
     assert import_words(tmp_path, own=own) == ("labelstudio", str(tmp_path / "x.json"), "--images", str(tmp_path))
 
 
-def test_named_folder_of_images_is_passed_on(tmp_path):
+def test_named_image_folder_is_passed_to_import(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([STUDIO]))
     assert import_words(tmp_path / "a.json", [Path("photos")])[-1] == "photos"
 
 
 @pytest.mark.parametrize("files", [{}, {"a.json": "{}", "b.json": "{}"}, {"a.jsonl": "", "b.jsonl": ""}, {"a.jpg": ""}])
-def test_folder_of_no_form_is_refused_with_all_forms(tmp_path, files):
+def test_folder_without_known_format_is_refused_with_all_formats(tmp_path, files):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=r"--data.*Label Studio.*data\.yaml \(YOLO\)"):
@@ -91,7 +91,7 @@ def test_folder_of_no_form_is_refused_with_all_forms(tmp_path, files):
 
 
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, '{"a":' * 100_000, "\0", "\xff", "nul"])
-def test_value_of_a_broken_file_is_none(tmp_path, text):
+def test_first_value_of_broken_file_is_none(tmp_path, text):
     (tmp_path / "a.json").write_bytes(text.encode("latin-1"))
     assert formats.first_value(tmp_path / "a.json") is None
 

@@ -113,7 +113,7 @@ RESULTS = {
 
 
 @pytest.mark.parametrize("case", RESULTS)
-def test_results_are_read_by_rule(tmp_path, case):
+def test_label_studio_results_give_expected_objects_and_counts(tmp_path, case):
     results, objects, counts = RESULTS[case]
     found = imported(tmp_path, [task(*results)])
     assert (found.objects, found.counts) == (objects, counts | NEAR)
@@ -187,7 +187,7 @@ TASKS = {
 
 
 @pytest.mark.parametrize("case", TASKS)
-def test_task_is_read_by_rule(tmp_path, case):
+def test_label_studio_task_gives_expected_objects_and_counts(tmp_path, case):
     whole, is_found, counts, *images = TASKS[case]
     found = imported(tmp_path, [whole], *images)
     assert (found.objects, found.counts) == ([PLACE] if is_found else [], counts)
@@ -214,13 +214,13 @@ def test_image_inside_a_task_is_written_beside_the_data_file(tmp_path):
     assert Image.open(found.output.parent / found.records[0]["images"][0]).size == (100, 200)
 
 
-def test_two_tasks_are_not_given_one_image_by_the_ends_of_their_paths(tmp_path):
+def test_tasks_with_same_file_name_in_different_folders_do_not_share_image(tmp_path):
     found = imported(tmp_path, [task(region(), image="x/a.png"), task(DOG, image="y/a.png", number=8)])
     assert (found.records, found.counts) == ([], {record_writer.MISSING: 2})
 
 
 @pytest.mark.parametrize("degrees", [0, 1, 37, 90, 135, 200, 359])
-def test_rotated_box_has_the_corners_of_the_editor(tmp_path, degrees):
+def test_rotated_box_has_corners_shown_by_label_studio(tmp_path, degrees):
     """Label Studio turns a box in pixels, clockwise, about its upper left corner."""
     found = imported(tmp_path, [task(region(x=50, y=50, width=20, height=10, rotation=degrees))], geometry="poly")
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -241,6 +241,6 @@ def test_rotated_box_has_the_corners_of_the_editor(tmp_path, degrees):
         ("[5]", r"x\.json\[0\]: 5; must be a task"),
     ],
 )
-def test_file_that_is_no_export_is_refused(tmp_path, content, rule):
+def test_file_that_is_no_label_studio_export_is_refused(tmp_path, content, rule):
     with pytest.raises(ConfigError, match=rule):
         imported(tmp_path, content)

@@ -96,7 +96,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("case", SHAPES)
-def test_shapes_are_read_by_rule(tmp_path, case):
+def test_labelme_shapes_give_expected_objects_and_counts(tmp_path, case):
     found, objects, counts = SHAPES[case]
     result = imported(tmp_path, document(*found))
     assert (result.objects, result.counts) == (objects, counts)
@@ -139,7 +139,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("case", FILES)
-def test_file_is_read_by_rule(tmp_path, case):
+def test_labelme_file_gives_expected_objects_and_counts(tmp_path, case):
     content, images, found, counts = FILES[case]
     result = imported(tmp_path, content, images=images)
     assert result.objects == ([PLACE] if found else [])
@@ -159,13 +159,13 @@ def test_file_without_shapes_is_an_image_without_objects(tmp_path):
     assert ([len(record["objects"]) for record in result.records], result.counts) == ([1, 0], {})
 
 
-def test_images_without_file_and_files_of_one_image_are_counted(tmp_path):
+def test_images_without_annotation_file_or_with_several_are_counted(tmp_path):
     result = imported(tmp_path, document(shape()), document(shape()), images=["a.png", "z.png"])
     assert [record["sample_id"] for record in result.records] == ["a", "b"]
     assert result.counts == {labelme.NO_ANNOTATION: 1, labelme.SEVERAL_FILES: 1}
 
 
-def test_outline_is_written_with_poly(tmp_path):
+def test_poly_geometry_writes_outlines(tmp_path):
     result = imported(tmp_path, document(shape(TRIANGLE, "polygon"), shape()), geometry="poly")
     assert [len(bins) for _, bins in result.objects] == [6, 8]
 
@@ -182,7 +182,7 @@ def test_pipe_and_large_file_are_left_out(tmp_path, monkeypatch):
     assert (result.objects, result.counts) == ([PLACE], {labelme.BROKEN_FILE: 2})
 
 
-def test_many_shapes_and_points_are_left_out(tmp_path):
+def test_too_many_shapes_and_points_are_left_out(tmp_path):
     many = document(*[1] * (labelme.MOST_SHAPES + 1))
     long = document(shape([[1, 2]] * (labelme.MOST_POINTS + 1), "polygon"), shape())
     result = imported(tmp_path, many, long)

@@ -132,7 +132,7 @@ IMPORTS = {"coco": from_coco, "yolo": from_yolo, "voc": from_voc}
 
 @pytest.mark.parametrize("name", IMPORTS)
 @pytest.mark.parametrize("case", IMAGES)
-def test_odd_image_is_kept_or_left_out_by_rule(tmp_path, case, name):
+def test_odd_image_is_kept_or_left_out_as_listed(tmp_path, case, name):
     content, reasons = IMAGES[case]
     reason = reasons[list(IMPORTS).index(name)] if isinstance(reasons, tuple) else reasons
     if name == "yolo" and content is None:
@@ -232,7 +232,7 @@ def import_coco(folder, content, **choice):
 
 
 @pytest.mark.parametrize("case", COCO)
-def test_odd_coco_file_is_read_by_rule_or_refused(tmp_path, case):
+def test_odd_coco_file_is_read_or_refused_as_listed(tmp_path, case):
     content, objects, counts = COCO[case]
     if isinstance(objects, str):
         with pytest.raises(ConfigError, match=objects):
@@ -288,7 +288,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("case", TEXTS)
-def test_odd_yolo_label_file_is_read_by_rule(tmp_path, case):
+def test_odd_yolo_label_file_is_read_as_listed(tmp_path, case):
     text, objects, counts = TEXTS[case]
     found = import_yolo(tmp_path, odd_sets.yolo(tmp_path, {"a.png": text}))
     assert (found.objects, found.counts) == (objects, counts)
@@ -308,7 +308,7 @@ XML = {
 
 
 @pytest.mark.parametrize("case", XML)
-def test_odd_voc_xml_file_is_read_by_rule(tmp_path, case):
+def test_odd_voc_xml_file_is_read_as_listed(tmp_path, case):
     text, objects, counts = XML[case]
     source = odd_sets.voc(tmp_path / "voc", {"a": ""})
     inner = voc_object(" cat ", (" 11 ", 21, 60, 100))

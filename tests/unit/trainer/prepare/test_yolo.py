@@ -70,7 +70,7 @@ LABELS = {
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_odd_label_file_is_read_by_rule(tmp_path, case):
+def test_odd_label_file_is_read_as_listed(tmp_path, case):
     labels, objects, counts = LABELS[case]
     found = import_yolo(tmp_path, written(tmp_path, {"a.png": labels, "b.png": BOX}))
     assert (found.objects, found.counts) == ([*objects, ("cat", BINS)], counts)

@@ -261,7 +261,7 @@ class Card(DeviceMover):
 
 @pytest.mark.parametrize("proves", [True, False])
 @pytest.mark.parametrize("level", [1, 2])
-def test_learner_and_cache_are_never_on_the_card_together(colocated, model, level, proves):
+def test_learner_weights_and_kv_cache_are_never_on_gpu_together(colocated, model, level, proves):
     source, engine = colocated(sleep_level=level)
     engine.start()
     card = Card(engine)
@@ -300,7 +300,7 @@ def test_learner_and_cache_are_never_on_the_card_together(colocated, model, leve
         ("kv_cache", "gpu_memory_utilization: 0.45; must leave room on the GPU for the engine's kv_cache"),
     ],
 )
-def test_error_of_engine_without_room_to_wake_says_what_to_lower(colocated, model, tag, path):
+def test_out_of_memory_error_of_waking_engine_names_setting_to_lower(colocated, model, tag, path):
     source, engine = colocated(sleep_level=1)
     engine._options = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.45}
     engine.start()
@@ -318,7 +318,7 @@ def test_error_of_engine_without_room_to_wake_says_what_to_lower(colocated, mode
     assert "cumem_allocator" in str(raised.value), "vLLM's own words"
 
 
-def test_other_error_of_waking_engine_is_not_called_a_lack_of_room(colocated, model):
+def test_other_error_of_waking_engine_is_not_reported_as_out_of_memory(colocated, model):
     source, engine = colocated(sleep_level=1)
     engine.start()
 
@@ -330,7 +330,7 @@ def test_other_error_of_waking_engine_is_not_called_a_lack_of_room(colocated, mo
         asked_at(source, model, 1)
 
 
-def test_learner_returns_where_a_proof_fails(colocated, model):
+def test_learner_weights_return_to_gpu_after_failed_proof(colocated, model):
     source, engine = colocated(sleep_level=1)
     engine.start()
     card = Card(engine)

@@ -212,7 +212,7 @@ def test_frame_speculation_is_on_for_gpus_and_small_cpu_batches_or_when_configur
 
 
 @pytest.mark.parametrize(("method", "lookup"), [("ngram", (2, 8)), ("frame", (2, 48))])
-def test_gpus_draft_fewer_tokens_where_more_answers_are_made(method, lookup):
+def test_gpu_server_drafts_fewer_tokens_in_larger_batches(method, lookup):
     found = options(vllm_command(config({"speculation": method}), ENDPOINT, "cuda"))["speculative-config"]
     drafts = json.loads(found)
     assert (drafts["method"], drafts["prompt_lookup_min"], drafts["prompt_lookup_max"]) == ("ngram_gpu", *lookup)
@@ -223,7 +223,7 @@ def test_gpus_draft_fewer_tokens_where_more_answers_are_made(method, lookup):
     assert all(batch * (1 + table[batch]) <= CUDA_GRAPH_TOKENS for batch in range(1, 171))
 
 
-def test_copies_that_work_in_step_draft_one_number_of_tokens():
+def test_data_parallel_copies_draft_fixed_number_of_tokens():
     found = [
         Vllm(max_num_seqs=most).speculative_config(on_cpu=False, objects=True, copies=2) for most in (16, 48, 64, 257)
     ]
@@ -231,7 +231,7 @@ def test_copies_that_work_in_step_draft_one_number_of_tokens():
     assert not any("num_speculative_tokens_per_batch_size" in one for one in found)
 
 
-def test_grpo_example_of_objects_answers_a_batch_at_once_with_drafts_of_seven_tokens():
+def test_grpo_example_generates_whole_batch_with_drafts_of_seven_tokens():
     config = parse_job(yaml.safe_load((EXAMPLES / "job-grpo-objects.yaml").read_text())).spec.config
     found = options(vllm_command(config, ENDPOINT, "cuda"))
     copies, most = int(found["data-parallel-size"]), int(found["max-num-seqs"])
@@ -240,14 +240,14 @@ def test_grpo_example_of_objects_answers_a_batch_at_once_with_drafts_of_seven_to
     assert (drafted, most * (1 + drafted) <= CUDA_GRAPH_TOKENS) == (7, True)
 
 
-def test_ngrams_are_found_by_cpu_method_on_cpus():
+def test_cpu_server_uses_cpu_method_for_ngrams():
     found = options(vllm_command(config({"speculation": "ngram", "max_num_seqs": 80}), ENDPOINT, "cpu"))
     drafts = json.loads(found["speculative-config"])
     assert (drafts["method"], drafts["num_speculative_tokens"]) == ("ngram", 24)
 
 
 @pytest.mark.parametrize("changed", ["signature", "runner"])
-def test_server_drafts_nothing_and_says_so_where_vllm_takes_no_frames(changed, monkeypatch, caplog):
+def test_server_logs_that_it_drafts_nothing_if_vllm_supports_no_frames(changed, monkeypatch, caplog):
     if changed == "runner":
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     else:

@@ -76,7 +76,7 @@ def _report(port: int, other: int) -> None:
     sys.exit(99)
 
 
-def test_model_runner_v2_takes_speculator_of_frames_and_leaves_others(monkeypatch):
+def test_model_runner_v2_uses_frame_speculator_only_for_frames(monkeypatch):
     from vllm.v1.worker.gpu import spec_decode
 
     def taken(vllm_config, device, req_states):
@@ -91,5 +91,5 @@ def test_model_runner_v2_takes_speculator_of_frames_and_leaves_others(monkeypatc
         assert spec_decode.init_speculator(config, None, None) == wanted
 
 
-def test_pinned_vllm_passes_what_speculator_takes():
+def test_pinned_vllm_calls_speculator_with_expected_arguments():
     assert vllm_compat._changed_signatures() == []

@@ -195,7 +195,7 @@ def request() -> GenerationRequest:
     return GenerationRequest(MODEL, [[{"role": "user", "content": "x"}]], 3, 0, Stopwatch())
 
 
-def test_pushes_of_one_step_are_requests_times_attempts() -> None:
+def test_number_of_pushes_of_one_step_is_requests_times_attempts() -> None:
     backend, push = Backend(lost=99), FailingPush()
     with pytest.raises(ServerError):
         rollouts_of(backend, push, lambda error: None).generate(request())
@@ -203,7 +203,7 @@ def test_pushes_of_one_step_are_requests_times_attempts() -> None:
     assert push.pushes == REQUESTS * ATTEMPTS == PUSHES - CHANGES
 
 
-def test_changes_of_the_way_add_to_the_product_and_are_made_once_in_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallbacks_are_tried_once_per_run_and_add_to_number_of_pushes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest chain of them: an adapter is refused, and servers that should merge cannot."""
     address, tries = ServerAddress(URL, 1), []
     full = FullPush([address], token="t", timeout_s=60.0, device=torch.device("cpu"))
@@ -229,7 +229,7 @@ def test_changes_of_the_way_add_to_the_product_and_are_made_once_in_a_run(monkey
     assert tries[3:] == ["learner"]
 
 
-def test_proof_in_doubt_is_asked_for_as_often_as_the_policy_says() -> None:
+def test_doubtful_proof_is_retried_as_often_as_policy_allows() -> None:
     probe = SimpleNamespace(messages=[], inputs={"mm_token_type_ids": torch.zeros(1, 3)})
     asked: list[Any] = []
 
@@ -254,7 +254,7 @@ def slow_fleet(clock: Clock) -> tuple[FullPush, SlowServer]:
     return full, server
 
 
-def test_push_to_a_server_that_is_always_late_takes_no_longer_than_the_policy_says(clock: Clock) -> None:
+def test_push_to_slow_server_ends_within_documented_time(clock: Clock) -> None:
     full, server = slow_fleet(clock)
     server.fails = False
     full.push(MODEL, version=1)
@@ -266,7 +266,7 @@ def test_push_to_a_server_that_is_always_late_takes_no_longer_than_the_policy_sa
     assert limit / 2 < clock.now <= limit
 
 
-def test_all_pushes_and_waits_of_one_step_take_no_longer_than_the_policy_says(clock: Clock) -> None:
+def test_all_pushes_and_waits_of_one_step_end_within_documented_time(clock: Clock) -> None:
     full, _ = slow_fleet(clock)
     waits = []
 
@@ -281,7 +281,7 @@ def test_all_pushes_and_waits_of_one_step_take_no_longer_than_the_policy_says(cl
     assert clock.now < at_most_s(TIMEOUT_S)
 
 
-def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_says(clock: Clock) -> None:
+def test_run_with_only_frozen_server_ends_within_documented_time(clock: Clock) -> None:
     full, server = slow_fleet(clock)
 
     def stand_still() -> str:
@@ -301,7 +301,7 @@ def test_run_whose_only_server_stands_still_ends_in_the_time_that_the_policy_say
     assert clock.now == lost_s(TIMEOUT_S)
 
 
-def test_figures_of_the_documentation_are_those_of_the_policy() -> None:
+def test_documented_retry_figures_equal_policy() -> None:
     text = " ".join(SEMANTICS.read_text(encoding="utf-8").split())
     timeout_s = VllmServer().timeout_s
     assert f"{PUSHES} pushes" in text

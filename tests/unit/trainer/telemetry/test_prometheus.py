@@ -67,7 +67,7 @@ def test_step_phases_and_server_load_are_served(served):
     assert found['stage2_server_requests_in_flight{server="http://a"}'] == 3.0
 
 
-def test_drafts_of_each_server_are_served_as_a_person_counts_them(served):
+def test_served_draft_metrics_of_each_server_equal_hand_counts(served):
     """At a, two drafts of two tokens: one accepted whole, of the other the first token; at b nothing was drafted."""
     log, _, scrape = served
     counts = [DraftCounts("http://a", 10, 4, 3, (0, 1, 1)), DraftCounts("http://b", 10)]

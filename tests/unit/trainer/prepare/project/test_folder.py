@@ -87,7 +87,7 @@ def test_answers_and_prompts_are_measured_in_model_tokens(project):
     assert (images.side, images.tokens((96, 72))) == (16, 6 * 4)
 
 
-def test_both_jobs_are_valid_without_unused_settings(project):
+def test_generated_stage_1_and_stage_2_jobs_are_valid_without_unused_settings(project):
     _, folder = project
     for job in jobs(folder):
         assert idle_settings(job.spec.config) == ()
@@ -96,7 +96,7 @@ def test_both_jobs_are_valid_without_unused_settings(project):
     assert f"{IMAGES - 1} valid records" in done.output
 
 
-def test_editors_find_the_schema_of_both_jobs_in_the_folder(project):
+def test_generated_jobs_name_schema_in_folder_for_editors(project):
     _, folder = project
     for name in ("stage1.yaml", "stage2.yaml"):
         text = (folder / name).read_text(encoding="utf-8")
@@ -123,7 +123,7 @@ def test_gpus_are_divided_between_servers_and_learner(data, stock, tmp_path, gpu
 
 
 @pytest.mark.parametrize("gpus", [0, 4])
-def test_both_jobs_pass_validation_rules_of_api_server(data, stock, tmp_path, gpus):
+def test_generated_jobs_pass_validation_rules_of_api_server(data, stock, tmp_path, gpus):
     from tests.unit.api.api_server import SPEC, defaulted, holds
 
     create_project(request(data, stock, tmp_path / "run", gpus=gpus), quietly)

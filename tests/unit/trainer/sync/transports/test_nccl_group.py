@@ -151,7 +151,7 @@ def test_nccl_unique_id_has_expected_size_and_bytes_map_to_uint8():
     assert ncclDataTypeEnum.from_torch(torch.uint8) == ncclDataTypeEnum.ncclUint8
 
 
-def test_stand_in_takes_what_nccl_communicator_takes():
+def test_stand_in_has_signature_of_nccl_communicator():
     for call in ("new_unique_id", "open", "broadcast", "abort"):
         takes = inspect.signature(getattr(nccl_group.NcclCommunicator, call)).parameters
         assert list(inspect.signature(getattr(SocketCommunicator, call)).parameters) == list(takes)
