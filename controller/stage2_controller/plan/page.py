@@ -70,7 +70,7 @@ def plan(
     # 3. Do objects of others stand in its way?
     blocked = None if end else comparison.obstacle(job.observed, job.namespace)
 
-    # 4. A JobSet places and queues its own pods: it is all that is left to decide.
+    # 4. Do a JobSet and Kueue place and queue its pods? Then a page of its own decides the rest.
     if job.parsed.of_jobset:
         return jobset.plan(job, end=end, blocked=blocked, new_credentials=new_credentials)
 
@@ -80,12 +80,12 @@ def plan(
     # 6. Where does it run?
     place = _choose_place(job, snapshot, end=end, blocked=blocked, admission=admission)
 
-    # 7. What do people see?
+    # 7. What does its status report? A job that has ended needs no more: its servers go.
     status = statuses.valid_status(job, end=end, blocked=blocked, quota=admission.condition, place=place)
     if end:
         return _finished(job, status, end=end, admission=admission)
 
-    # 8. Which children exist, which go, and when is the next look?
+    # 8. Which children exist, which go, and when is the next pass?
     children, deletions = choose_children(
         job,
         blocked=blocked,
@@ -107,7 +107,7 @@ def plan(
 def _invalid(raw: Mapping[str, Any], observed: Observed, refused: ConfigError, now: datetime) -> Plan:
     """Return the plan for an invalid spec: no child is written.
 
-    Children that stand, of a spec before, stay, unless the job is suspended: for that nothing has to be built.
+    Children of an earlier, valid spec stay, unless the job is suspended: deleting them needs no valid spec.
     """
     message = refused.within(conditions.MESSAGE_CHARS)
     final = outcome.final(raw.get("status") or {})
@@ -172,7 +172,8 @@ def _choose_place(
 ) -> Place | None:
     """Return the place of a job that is to run; None for others.
 
-    The pause after an eviction goes on whatever else keeps the job from its pods: it is known by its condition alone.
+    The pause after an eviction comes first, whatever else keeps the job from its pods: the condition Placed of the last
+    status is all that records it, so each pass must write it again.
     """
     if end or job.spec.suspend:
         return None

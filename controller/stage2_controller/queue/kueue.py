@@ -34,7 +34,7 @@ Named = TypeVar("Named", str, None)
 
 @dataclass(frozen=True)
 class Admission:
-    """Whether the job has quota. One exists only once that question was put."""
+    """Whether the job has quota. Only `plan` creates one, so no later step can run before that is known."""
 
     condition: Condition | None  # QuotaReserved; None: the job needs no quota
     additions: Additions  # what Kueue's admission adds to the pods

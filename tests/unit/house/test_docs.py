@@ -22,6 +22,8 @@ PAGES = {
 GUIDE = PAGES["CONTRIBUTING.md"]
 TREE = re.search(r"```\n(crds/stage2_api/ .*?)```", GUIDE, re.DOTALL)[1]
 PACKAGES = ("controller/stage2_controller", "trainer/stage2_trainer")
+PRODUCT = ("controller/", "trainer/", "crds/", "report/", "cli/")
+DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
 HOMES = {"api": "crds", "controller": "controller", "trainer": "trainer", "report": "report", "cli": "cli"}
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
 HISTORY = "CHANGELOG.md"  # names what no longer exists
@@ -122,6 +124,25 @@ def test_modules_named_in_docs_exist():
         home = ROOT / HOMES[parts[0].removeprefix("stage2_")]
         paths = [home.joinpath(*parts), home.joinpath(*parts).with_suffix(".py"), home.joinpath(*parts[:-1])]
         missing |= set() if any(path.exists() for path in paths) else {(page, name)}
+    assert missing == set()
+
+
+def test_classes_named_in_docstrings_exist():
+    """`finite.FiniteGuard`, with the module's room or without; what a library has is left to its own pages."""
+    sources = {
+        name: (ROOT / name).read_text(encoding="utf-8")
+        for name in TRACKED
+        if name.startswith(PRODUCT) and name.endswith(".py")
+    }
+    modules = {"." + ".".join(Path(name).with_suffix("").parts[1:]): text for name, text in sources.items()}
+    stems = {module.rpartition(".")[2] for module in modules}
+    missing = set()
+    for name, text in sources.items():
+        for module, cls in re.findall(r"(?<![\w./-])((?:[a-z_]\w*\.)+)([A-Z]\w+)", "\n".join(DOCSTRING.findall(text))):
+            path = "." + module.rstrip(".")
+            homes = [found for home, found in modules.items() if home.endswith(path)]
+            defined = any(re.search(rf"^ *(?:class )?{cls}\b", found, re.MULTILINE) for found in homes)
+            missing |= set() if defined or path.rpartition(".")[2] not in stems else {(name, module + cls)}
     assert missing == set()
 
 

@@ -1,7 +1,18 @@
 """The GRPO trainer: TRL's, with our rollouts and weight sync, other estimators, and CHORD.
 
-TRL does the rest: groups, reuse of a round, old log-probabilities where weights move within one, clipping, the
-divergence in the loss.
+TRL has the loop. In one optimizer step it calls these methods, in this order:
+
+    get_batch_samples                    the step's micro-batches are read
+    training_step                        for each: forward and backward pass, unless the run was asked to stop
+        _generate_and_score_completions  only where a round of rollouts begins; a round may serve several steps
+            _generate_single_turn        weights are pushed if they moved; servers answer   shared_rollouts
+            _calculate_rewards           of each answer                                     loaded_rewards
+        _compute_loss                    of GRPO; CHORD mixes in a supervised one           objective
+    _get_grad_norm                       what is not finite ends the run                    checked_trainer
+    _maybe_log_save_evaluate             the step's line; then, if due, an evaluation and a checkpoint
+
+With DeepSpeed the last backward pass clips and steps too. TRL does the rest: groups, reuse of a round, old
+log-probabilities where weights move within one, clipping, the divergence in the loss.
 """
 
 from __future__ import annotations
@@ -148,6 +159,7 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
         """Write no card for a hub: the run has its own record."""
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Answer and score the rows of a round; return TRL's tensors, without the loss of bad samples."""
         self._asks = [(row["index"], row["user_text"]) for row in inputs]
         self._faults = [row["fault"] for row in inputs]
         rlhf = self.components.rlhf
@@ -340,6 +352,7 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
         return everywhere[self.accelerator.process_index * count :][:count]
 
     def _compute_loss(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
+        """Return TRL's loss, with CHORD's mixed in."""
         if self.steps_in_backward:
             self.components.interrupt.hold()
         untyped: Any = super()

@@ -3,13 +3,14 @@
     sync, ask      weights to the servers; all rollouts of the step are requested   estep.EStep
     rows           each as soon as its answers are parsed, matched and packed       rows.RowPlanner
     backward       a row's forward pass is its loss; gradients add up               passes.RowPasses
-    check, clip    nothing that is not finite changes a weight                      process.finite.FiniteGuard
+    clip, check    a loss or gradient that is not finite ends the run               model.finite.FiniteGuard
     step           optimizer and schedule                                           engine.AccelerateEngine
     log            the step's line; now and then a report                           step_log.StepLog, History
     evaluate       rollouts of held-out records; the best checkpoint                evaluate.Evaluation, best.Best
-    save           staged, checked, renamed                                         process.run_checkpoints.Checkpoints
+    save           staged, checked, renamed                                         model.run_checkpoints.Checkpoints
 
-Stage 1 is the same page: its EStep asks nobody and teaches the ground truth. GRPO trains with TRL's trainer
+With DeepSpeed the last backward pass clips and steps too, so the check comes after: what it finds is never saved.
+Stage 1 is the same page: its EStep requests no rollouts and teaches the ground truth. GRPO trains with TRL's trainer
 (docs/decisions/0020).
 """
 
@@ -50,7 +51,8 @@ logger = logging.getLogger(__name__)
 class Learner:
     """A run: its parts, and where it stands.
 
-    runaway: ends a run whose answers run away. processor: saved beside the weights.
+    mean: over what the loss is a mean (`step`). runaway: ends a run whose answers run away. processor: saved beside
+    the weights.
     """
 
     engine: AccelerateEngine
@@ -84,10 +86,10 @@ class Learner:
             windows = self.schedule.windows(self.state.global_step)
             while (window := self._read(windows)) is not None:
                 under_way.restart(f"step {window.step + 1} of {self.schedule.max_steps}")
-                self._train_rows(window)  # the step's gradients are with the parameters now
+                self._train_rows(window)  # syncs, asks, and leaves the step's gradients with the parameters
                 norm, rate = self._change_weights(window)
                 samples = self.log.finish(self.state.global_step, norm=norm, rate=rate)
-                if self.step.reused is None:
+                if self.step.reused is None:  # rollouts that serve several steps are judged once
                     self.runaway.note(samples, step=self.state.global_step)
                 if self.schedule.reports(window):
                     self.history.report(self.state, self.log.figures)
@@ -141,7 +143,10 @@ class Learner:
             return next(windows, None)
 
     def _train_rows(self, window: Window) -> None:
-        """Sync, ask, and leave the step's gradients with the parameters."""
+        """Sync, ask, and leave the step's gradients with the parameters.
+
+        `train_step` pulls rows one by one: the first syncs the weights and requests all rollouts.
+        """
         self.interrupt.check()
         with self.interrupt.stoppable():
             self.step.set_batches(window.batches, window.following, global_step=window.step, uses=window.uses)
@@ -151,7 +156,7 @@ class Learner:
         self.history.add(self.log.note_rows(self.step, groups, losses, divisor=divisor))
 
     def _change_weights(self, window: Window) -> tuple[float | None, float]:
-        """Step the optimizer, if all is finite; return the norm of the gradients and the rate of the step."""
+        """Clip, check and step; return the norm of the gradients and the learning rate of the step."""
         self._half_done = True
         norm, rate = self.engine.step(partial(self.finite.check, step=window.step + 1))
         self.state.global_step, self.state.epoch = window.step + 1, window.epoch_after

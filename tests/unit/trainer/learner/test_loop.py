@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
+import pkgutil
 import re
 import shutil
 from functools import partialmethod
+from types import FunctionType
 from typing import ClassVar
 
 import pytest
@@ -15,6 +18,7 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 
 from stage2_api.errors import ConfigError
+from stage2_trainer import grpo, learner
 from stage2_trainer.learner.rows import PackedRowPlanner
 from stage2_trainer.model.policy import adapt
 from stage2_trainer.process.activity import ACTIVITY
@@ -26,7 +30,25 @@ ADAPTERS = {
     "r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "bias": "none", "target_modules": ["all-linear"],
     "modules_to_save": None,
 }  # fmt: skip
+METHODS = (FunctionType, classmethod, staticmethod, property)
 ROUNDING = 2e-5  # float32, another order of additions
+
+
+def private_overrides(package):
+    """Yield each private method of a library's class that a class of the package overrides."""
+    for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for cls in vars(importlib.import_module(info.name)).values():
+            if isinstance(cls, type) and cls.__module__ == info.name:
+                for base in [one for one in cls.__mro__[1:] if not one.__module__.startswith("stage2_")]:
+                    for name in vars(cls).keys() & vars(base).keys():
+                        if name.startswith("_") and not name.startswith("__") and isinstance(vars(cls)[name], METHODS):
+                            yield f"{cls.__name__}.{name}"
+
+
+def test_learner_overrides_no_private_method_of_library():
+    """Decision 20: an upgrade of a library needs no look into its private parts. GRPO's trainer overrides some."""
+    assert list(private_overrides(learner)) == []
+    assert "CheckedTrainer._save_checkpoint" in private_overrides(grpo)
 
 
 def test_step_changes_weights_and_logs_one_line(make, model):

@@ -201,7 +201,7 @@ class FullPush:
         self._access = access
 
     def choose_location(self, model: nn.Module) -> None:
-        """Find out whether the servers can merge what trains, and log where it is done. They must be up.
+        """Find out once, before the first push, whether the servers can merge what trains. They must be up.
 
         Raises:
             ConfigError: they cannot, and the configuration demands it.
@@ -261,7 +261,7 @@ class FullPush:
         weights = merged_weights(model, rounding=rounding, access=self._access)
         self.location.merge_at_learner_without_adapters(weights)
 
-        # A server that fails in a step is given up for this push, and the others go on; the end of the block raises.
+        # A server that fails in a step is given up for this push, and the others continue; the end of the block raises.
         with self.fleet.update() as update:
             # 2. Reach the servers: each has a group, reports the version that it took last, and stops generating.
             reach(update)
@@ -276,7 +276,8 @@ class FullPush:
             for shipment, sessions in shipments:
                 send(self.fleet, shipment, sessions, update)
 
-            # 6. Whose digests agree closes its update, drops its caches and resumes; others stay paused.
+            # 6. A server that has loaded what was sent closes its update, drops its caches and resumes generation.
+            #    One whose digests differ stays paused.
             with update.measure("finish"):
                 self._finish(weights, version, shipments, update)
 
