@@ -71,7 +71,7 @@ class Cluster:
         return document
 
     def stream(self, path: str, *, query: Mapping[str, str] | None = None) -> Iterator[bytes]:
-        """Return an iterator over an answer's parts, each as it comes. Raises as `ask` does, also in the midst."""
+        """Return an iterator over an answer's parts, each as it comes. Raises as `ask` does, also between parts."""
         with self._explained():
             answer = self._send("GET", path, query, None, "", (TIMEOUT_S, None))
         return self._parts(answer)

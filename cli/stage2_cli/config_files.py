@@ -45,7 +45,7 @@ def load_documents(path: Path) -> list[dict[str, Any]]:
 def jobs_and_others(documents: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the jobs of a file, and the kinds and names of other Kubernetes objects, such as a ConfigMap of a job's.
 
-    All are jobs where none would be one: then each is refused with what it lacks.
+    If no object is a job, all count as jobs, so that each is refused with what it lacks.
     """
     jobs = [one for one in documents if not _is_other_object(one)]
     if not jobs:
@@ -103,7 +103,7 @@ def load_addressed(path: Path, changes: Sequence[str] = ()) -> RunConfig:
 def completed(path: Path, raw: Mapping[str, Any], changes: Sequence[str]) -> Mapping[str, Any]:
     """Return a job, or a training YAML, with its changes and with the reward files that are beside it.
 
-    path: of its file. What carries the text of its reward files already stays as it is. Raises ConfigError.
+    path: of its file. A job that already carries the texts of its reward files keeps them. Raises ConfigError.
     """
     raw = changed(raw, changes)
     above = ("spec", "config") if is_job(raw) else ()
@@ -128,7 +128,7 @@ def completed(path: Path, raw: Mapping[str, Any], changes: Sequence[str]) -> Map
 
 
 def _text_beside(path: Path, name: str, where: str, reward: str) -> str:
-    """Return the text of a reward file in the folder of `path`, of which no link leads elsewhere. Raises ConfigError.
+    """Return the text of a reward file in the folder of `path`. Raises ConfigError, also for a link out of the folder.
 
     where, reward: the key that names it, and its value.
     """

@@ -72,7 +72,7 @@ def with_progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item
 
 
 def _quiet(*, on: bool) -> AbstractContextManager[None]:
-    """Say nothing of what is under way while a bar shows it."""
+    """Report no activity while a progress bar shows it."""
     return ACTIVITY.reported(lambda line: None) if on else nullcontext()
 
 

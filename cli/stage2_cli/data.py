@@ -71,7 +71,7 @@ class Written:
         _check_beside("--add-labels", path, self.add_labels)
 
     def check_imported(self, path: Path) -> None:
-        """Raise ConfigError if a data file is to be written of annotations, whose records are gone afterwards."""
+        """Raise ConfigError if a data file is to be derived from annotations: their imported records are temporary."""
         for option, output in (("--sorted", self.ordered), ("--add-labels", self.add_labels)):
             if output is not None:
                 rule = f"is written from a data file, and {path} holds annotations"

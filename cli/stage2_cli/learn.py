@@ -77,7 +77,7 @@ class ServerList:
                 config = load_addressed(self._path, self._changes)
                 self._servers = config.rollout_matching.vllm.server.resolved_servers() or self._servers
             except ConfigError as error:
-                logger.warning("keeping the previous list of servers: %s", error)
+                logger.warning("the list of servers is not valid, and the previous one stays in use: %s", error)
         return self._servers
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -152,9 +152,15 @@ class Restarts:
                 return EXIT_RETRYABLE
             if attempt < restarts:
                 pause_s = min(self._pause_s * 2.0**attempt, LONGEST_PAUSE_S)
-                logger.warning("exit code %d; restarting in %g s (%d of %d)", code, pause_s, attempt + 1, restarts)
+                logger.warning(
+                    "the learner ended with exit code %d; restarting in %g s (%d of %d)",
+                    code,
+                    pause_s,
+                    attempt + 1,
+                    restarts,
+                )
                 self._interrupted.wait(pause_s)
-        logger.error("exit code %d after %d restarts, the limit", code, restarts)
+        logger.error("the learner ended with exit code %d after %d restarts, the limit", code, restarts)
         return EXIT_UNAVAILABLE
 
     def _try(self, attempt: int) -> int:

@@ -25,7 +25,7 @@ _OF_QUEUE = (names.LABEL_QUEUE, names.LABEL_PRIORITY)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are read: code."""
+    """A YAML dumper that writes text of several lines as a block, so that code stays readable."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

@@ -44,7 +44,9 @@ def note_of(output: Path) -> Path:
 
 
 def with_records(request: ProjectRequest, units: str | None = None) -> tuple[Step | None, ProjectRequest]:
-    """Return the import of a request's annotations, and the request for what it writes; no step for a data file.
+    """Return the import step of a request's annotations, and the same request for the data file that it writes.
+
+    A request for a data file needs no step, and comes back with the path of the file.
 
     Raises ConfigError for data that no import reads.
     """

@@ -106,7 +106,7 @@ def _sum(lists: list[str]) -> str:
 
 
 def _unknown_keys(spec: Schema) -> Iterator[tuple[str, str]]:
-    """Yield a variable for each section of the spec, with the expression of the paths of its unknown keys in `o`."""
+    """Yield, for each section of the spec, a CEL variable's name and the expression that lists unknown keys of `o`."""
     for path, schema, _ in sections(spec, "spec"):
         steps = path.split(".")
         yield "_".join(part.removesuffix("[]") for part in steps), _unknown("o", steps, schema, "", 0)

@@ -305,7 +305,7 @@ def foreign_options(options: dict[str, object] | None) -> list[str]:
 
 
 def options_with_keys(vllm: Vllm) -> list[str]:
-    """Return the names in `engine` that have a key of their own, or whose older key is set too."""
+    """Return the names in `vllm.engine` that have a key of their own in `vllm`, or whose older key is set too."""
     own = (Vllm.model_fields.keys() - {*OLDER_OPTIONS}) | vllm.model_fields_set
     return sorted(name for name in vllm.engine or {} if name.replace("-", "_") in own)
 

@@ -1,7 +1,7 @@
 """What the pods of a job would find, without a cluster: where they write and read, and what no node would start.
 
 `examined` builds the pods, templates of the job included, and looks at what their containers have. A path in no volume
-is a mistake where stage2's own image runs; another image may have it, so that is only said.
+is a mistake where stage2's own image runs; another image may have it, so that is only reported.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -63,7 +63,7 @@ def rollout_pods(job: RolloutMatchingJob) -> int:
 
 
 def scaled_job(owner: Owner, pods: int) -> Manifest:
-    """Return what is applied to the rollout pods' Job so that it has so many: the highest ones go, and the others stay.
+    """Return the patch that gives the rollout pods' Job this many pods: those with the highest indices go.
 
     Kubernetes allows it of Indexed Jobs with as many completions as pods (elastic Indexed Jobs).
     """
@@ -74,7 +74,7 @@ def scaled_job(owner: Owner, pods: int) -> Manifest:
 
 
 def scaled(owner: Owner, job: RolloutMatchingJob, observed: Observed) -> Manifest | None:
-    """Return what gives the servers' Job another number of pods, if it has the wrong one."""
+    """Return the patch that corrects the number of pods of the servers' Job; None if it is right."""
     found, of_servers = observed.jobset, observed.rollout_job
     if not is_elastic(job) or found is None or of_servers is None or terminating(found) or terminating(of_servers):
         return None

@@ -308,7 +308,7 @@ def _with_rollout_pod(job: str) -> Manifest:
 
 
 def _in_one_domain(job: RolloutMatchingJob, role: str) -> Manifest:
-    """Return where pods of a JobSet gather, where the job names what a domain of the network is.
+    """Return the affinity that keeps pods of a JobSet in one network domain, if the job names the domain's label.
 
     `Exclusive` of rollout pods is JobSet's own. It lets the learner's further pods follow the first, and refuses them
     while a first one that failed is still there beside its successor; a Job keeps it. So the learner's pods have the

@@ -46,7 +46,7 @@ class ApiRefused(Exception):
 
     @property
     def not_served(self) -> bool:
-        """Whether the API server knows no such kind: of a missing object it says more."""
+        """Whether the API server knows no such kind; an answer about a missing object has more details."""
         return self.status == HTTPStatus.NOT_FOUND and self.reason is None
 
     @property

@@ -51,7 +51,7 @@ class ChildWriter:
 
     async def scale(self, job: Manifest) -> list[str]:
         """Give a Job of a JobSet another number of pods."""
-        logger.info("%s: %s pods", job["metadata"]["name"], job["spec"]["parallelism"])
+        logger.info("%s: scale to %s pods", job["metadata"]["name"], job["spec"]["parallelism"])
         return await _refusals([(job["kind"], job, _dropped(self._api.apply(job)))])
 
     async def _delete(self, kind: str, child: Object, key: Key) -> None:

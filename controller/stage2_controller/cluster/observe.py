@@ -237,7 +237,7 @@ class CreationFailures:
         try:
             events = await self._api.events_of(namespace, uid, "FailedCreate")
         except (ApiRefused, aiohttp.ClientError, TimeoutError) as error:  # the job can do without the message
-            logger.warning("%s: cannot read why a pod is not created", str(error) or type(error).__name__)
+            logger.warning("cannot read why a pod is not created: %s", str(error) or type(error).__name__)
             return None
         messages = [(_last_seen(event), str(event["message"])) for event in events if event.get("message")]
         return max((one for one in messages if one[0] >= since), default=(since, None))[1]
@@ -287,7 +287,7 @@ def _merged(seen: Observed, read: Observed) -> Observed:
 
 
 def _with_others(seen: Observed, read: Observed) -> dict[str, Any]:
-    """Return the names of what is not the job's in both."""
+    """Return the names, from both, of objects that are not the job's."""
     return {
         field: tuple(sorted({*getattr(seen, field), *getattr(read, field)}))
         for field in ("leaving", "unowned", "foreign")

@@ -114,7 +114,7 @@ class Watches:
             feed.version = event["object"]["metadata"]["resourceVersion"]
 
     def _suspect_kopfs(self, feed: Feed, error: Exception) -> None:
-        """Have listed soon what kopf watches: where our connection broke, its own did too.
+        """Request a list of what kopf watches: where our connection broke, its own did too.
 
         Kopf lists again as well, but no list of its own shows a job that was deleted meanwhile.
         """

@@ -231,7 +231,7 @@ class AdminPolicy:
         return _without_slash(value_at(source, "hostPath", "path")) in self._writable
 
     def _name(self, path: str, holder: Any, keys: Sequence[str], kind: _Kind) -> Iterator[Problem]:
-        """Refuse an unlisted name below these keys. A reference without a name names nothing that is listed."""
+        """Refuse a reference below these keys whose name is missing or not listed."""
         *above, last = keys
         reference = value_at(holder, *above)
         if reference is not None:

@@ -154,7 +154,7 @@ def _figures(
 
 
 def _problems(by_type: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the conditions, of all by their type, that keep a job from training, or from starting again."""
+    """Return the conditions that keep a job from training or from starting again. by_type: all of its conditions."""
     links = (by_type.get(kind) for _, kind in explanation.CHAIN)
     return [one for one in links if one and (one["status"] != "True" or one["reason"] == reasons.NO_LONGER_VALID)]
 

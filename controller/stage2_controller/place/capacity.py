@@ -124,7 +124,7 @@ class _Promise:
 
 
 class Capacity:
-    """The live account. `freed` is called each time that room becomes free while a job waits for some."""
+    """What is used, promised and free on each node now. `freed` is called when room becomes free while a job waits."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Capacity:
         (self.remove if event["type"] == "DELETED" else self.put)(kind, event["object"])
 
     def vanished(self, kind: str, namespace: str | None, present: Container[str], list_version: int) -> list[Object]:
-        """Return the nodes, or the pods, that a list did not name by their uids."""
+        """Return the known nodes, or pods, that a new list lacks. present: the uids in the list."""
         if kind == "Node":
             return [node for node in self._nodes.values() if node["metadata"]["uid"] not in present]
         return [{"metadata": {"uid": uid}} for uid in self._node_of if uid not in present]

@@ -45,7 +45,7 @@ class Quotas:
         self._serve(namespace)
 
     def vanished(self, kind: str, namespace: str | None, present: Container[str], list_version: int) -> list[Object]:
-        """Return the known quotas of a namespace, or of all, that a list did not name by their uids."""
+        """Return the known quotas of a namespace, or of all, that a new list lacks. present: the uids in the list."""
         listed = (known for space, known in self._quotas.items() if namespace in (None, space))
         return [body for known in listed for uid, body in known.items() if uid not in present]
 
@@ -81,7 +81,7 @@ class Quotas:
                 self.freed(key)
 
     def _unmade(self, key: Key, need: Need) -> Amounts:
-        """Return what the job's pods take that do not exist; no quota counts those yet."""
+        """Return what those pods of the job will take that do not exist yet: no quota counts them."""
         made = {role_of(pod) for pod in self._store.all(kinds.POD.kind, key) if not ended(pod)}
         unmade = [pod for pod in need.pods if pod.role not in made]
         return add_amounts(part for pod in unmade for part in (pod.requests, _OBJECTS[pod.role]))

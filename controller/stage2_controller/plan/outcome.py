@@ -76,7 +76,7 @@ def without_old_failure(raw: Mapping[str, Any], job: RolloutMatchingJob, *, spec
 
 
 def _allowed_now(status: Mapping[str, Any], job: RolloutMatchingJob) -> bool:
-    """Return whether a job that failed by a limit of its own, apart from its pods, would not have by today's."""
+    """Return whether a job that failed by its deadline or its eviction limit would keep the present one."""
     failed = final(status)
     if failed is None:
         return False
@@ -112,7 +112,7 @@ def _has_its_place_since(
 ) -> datetime | None:
     """Return since when the job could start: it has quota and a node. If its learner ran a moment ago, return now.
 
-    In a JobSet every pod that gets a node begins the time anew, and the others have as long to get theirs.
+    In a JobSet the time restarts whenever a pod gets a node, and the others have as long to get theirs.
     """
     if not _has_a_node(job, observed):
         return None
@@ -130,7 +130,7 @@ def _has_its_place_since(
 
 
 def _has_a_node(job: RolloutMatchingJob, observed: Observed) -> bool:
-    """Return whether the job holds a node, or would if somebody created its pod, which nobody refuses.
+    """Return whether the job holds a node, or lacks only a pod that the API server does not refuse.
 
     The first of its pods shows a place that the scheduler found: the servers', or the learner's where there is none. In
     a JobSet each pod has a node of its own.

@@ -63,7 +63,7 @@ def _reported(
     *,
     trained: bool = False,
 ) -> dict[str, Any]:
-    """Return the status with these conditions, those that follow from them, and the same as one sentence."""
+    """Return the status with these conditions, those that follow from them, and a message that sums them up."""
     known = [asdict(condition) for condition in found]
     link = explanation.first(explanation.chain({**raw, "status": {**status, "conditions": known}}))
     every, old = [*found, *explanation.summary(link, trained=trained)], (raw.get("status") or {}).get("conditions")

@@ -1,1 +1,1 @@
-"""What a job reports: status, conditions, events, explanations."""
+"""What a job's conditions mean to people: explanations and events."""

@@ -123,7 +123,7 @@ class Store:
         return known.version if known else None
 
     def vanished(self, kind: str, namespace: str | None, present: Container[str], list_version: int) -> list[Object]:
-        """Return the known objects of a namespace, or of all, that a later list does not contain by their uids."""
+        """Return the known objects of a namespace, or of all, that a new list lacks. present: the uids in the list."""
         listed = (key for key in self._objects[kind] if namespace in (None, key.namespace))
         known = (entry for key in listed for entry in self._objects[kind][key].values())
         return [entry.body() for entry in known if entry.uid not in present and entry.version <= list_version]
@@ -136,7 +136,7 @@ class Store:
 def slim(kind: str, body: Object) -> Object:
     """Return the object without managedFields, a third of its size, and a pod without most of its spec.
 
-    Those of a suspended job stay: they say who has suspended it.
+    A suspended job keeps its managedFields: they show who suspended it.
     """
     dropped = () if kind == names.KIND and body.get("spec", {}).get("suspend") else ("managedFields",)
     metadata: dict[str, Any] = {key: value for key, value in body["metadata"].items() if key not in dropped}

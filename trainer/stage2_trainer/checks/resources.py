@@ -66,7 +66,7 @@ class Gpu:
 
     @classmethod
     def visible(cls) -> tuple[Gpu, ...]:
-        """Return all of them, as PyTorch counts them; none where it is not installed."""
+        """Return all visible GPUs, as PyTorch counts them; none where PyTorch is not installed."""
         if find_spec("torch") is None:
             return ()
         import torch  # takes seconds

@@ -184,7 +184,7 @@ def _grey_levels(image: Image.Image) -> tuple[int, bool]:
 
 
 def _levels(histogram: list[int]) -> tuple[int, bool]:
-    """Return the same of the upper eight bits, of which the decoder keeps no others, from how many pixels have each."""
+    """Return the same for an image whose decoder keeps only the upper eight bits. histogram: pixels of each level."""
     first = int(DARKEST_WHITE * 256)
     return sum(histogram[first:]), any(histogram[1:first])
 

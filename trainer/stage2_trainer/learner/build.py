@@ -68,7 +68,7 @@ PROBE_ANSWER_TOKENS = 256  # enough for a percentile, and fewer than any answer 
 
 @dataclass(frozen=True)
 class Answering:
-    """A policy, and what answers with its weights. state: what rollouts do to the training state."""
+    """A policy, and what answers with its weights. state: offloads and gathers the training state during rollouts."""
 
     policy: Policy
     args: TrainingArguments
@@ -134,7 +134,7 @@ def _answering(config: RunConfig, data: RunRecords, context: RunContext, stack: 
 def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Probe:
     """Return the prompt of the first record whose images can be read, with its ground truth as the answer.
 
-    Or with as much of that as is short.
+    A long ground truth is cut to its first objects.
 
     Raises:
         ConfigError: no record has such images.
@@ -272,7 +272,7 @@ def _answer(model: Any, checkpoint: Path, evaluation: Evaluation, records: RunRe
     _load(model, checkpoint)
     with ACTIVITY.doing(f"answering with {checkpoint}"):
         figures = evaluation(records.held_out, model.eval(), global_step=version)
-    logger.info("%s: %d records in %.0f s", checkpoint, len(records.held_out), figures["runtime"])
+    logger.info("answered %d records with %s in %.0f s", len(records.held_out), checkpoint, figures["runtime"])
     return int(figures["bad_samples"] or 0)
 
 

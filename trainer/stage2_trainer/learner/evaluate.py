@@ -115,7 +115,7 @@ class Evaluation:
 
 
 def share_of_rank(items: Sequence[T]) -> Sequence[T]:
-    """Return this process's share of what all have."""
+    """Return this process's share of items that all processes have."""
     return items[rank() :: world_size()]
 
 

@@ -1,4 +1,4 @@
-"""Listeners of matched rollouts: they write the rollout log, the run's log, and tables of trackers."""
+"""Listeners of matched rollouts: they write the rollout log, the run's log, and trackers' tables."""
 
 from __future__ import annotations
 

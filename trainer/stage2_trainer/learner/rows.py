@@ -238,7 +238,7 @@ class StepRowPlanner(RowPlanner):
 
     @property
     def waiting(self) -> Sequence[Segment]:
-        """The segments of a checkpoint, before the first step."""
+        """Before the first step the segments that the checkpoint left waiting; none afterwards."""
         return tuple(self._carried)
 
     def wait(self, segments: Sequence[Segment]) -> None:

@@ -152,7 +152,7 @@ def _sum(values: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class CurrentStep:
-    """The optimizer step that a run is at; it trains on fresh rollouts, or once more on kept ones."""
+    """The current optimizer step of a run, which trains on fresh rollouts, or once more on kept ones."""
 
     def __init__(self, estep: EStep, planner: RowPlanner) -> None:
         self._estep = estep

@@ -1,4 +1,4 @@
-"""What a run reports: the line of each step, and the mean figures of several."""
+"""What a run reports: a line for each step, and the mean loss of several steps."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class StepLog:
 
 
 class History:
-    """The figures that a run reports now and then: they are in the history of its state, and in its trackers."""
+    """The figures that a run reports every few steps, to the history in its state and to its trackers."""
 
     def __init__(self, log: EventLog, reporter: Reporter, trackers: Trackers, device: torch.device) -> None:
         self._log, self._reporter, self._trackers = log, reporter, trackers
@@ -142,12 +142,12 @@ class History:
         self._trackers.end(state)
 
     def _keep(self, state: TrainerState, figures: Mapping[str, float | None]) -> None:
-        """Keep figures, but no null: trackers take none."""
+        """Add figures to the history, without nulls, which trackers do not take."""
         numbers = {name: value for name, value in figures.items() if value is not None}
         numbers["epoch"] = state.epoch or 0
         state.log_history.append({**numbers, "step": state.global_step})
         self._trackers.log(state, numbers)
 
     def saved(self, state: TrainerState) -> None:
-        """Say that the last step has a checkpoint."""
+        """Report that the last step has a checkpoint."""
         self._trackers.save(state)

@@ -80,7 +80,7 @@ class Matcher:
 def with_origin(
     samples: Mapping[int, Matched | BadSample], batch: RolloutBatch, options: MatchOptions
 ) -> list[Matched]:
-    """Return the matched ones of these samples with their origin: seeds, servers, sync and matching options.
+    """Return the matched samples with their origin: seeds, servers, sync and matching options.
 
     samples: by the places of their requests in the batch.
     """

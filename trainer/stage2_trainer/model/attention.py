@@ -72,9 +72,9 @@ def attention_here(asked: str) -> str:
 
 
 def attention_words(implementation: str, *, on_gpu: bool) -> str:
-    """Return what computes the learner's attention, for the log and the record: an implementation of `attention_here`.
+    """Return the name of what computes the learner's attention, for the log and the record.
 
-    on_gpu: whether the model is on a GPU.
+    implementation: from `attention_here`. on_gpu: whether the model is on a GPU.
     """
     if implementation != PACKED:
         return implementation

@@ -169,7 +169,8 @@ def set_aside_after(step: int, folder: Path) -> None:
         aside = folder / f"{UNPROVED}{checkpoint.name}"
         shutil.rmtree(aside, ignore_errors=True)
         checkpoint.rename(aside)
-        logger.error("%s was saved after the last successful proof, and is renamed to %s", checkpoint.name, aside)
+        text = "%s was saved after the last proof that servers have the learner's weights, and is renamed to %s"
+        logger.error(text, checkpoint.name, aside)
     _fsync(folder)
 
 

@@ -212,13 +212,13 @@ def _remove_undivided(checkpoint: Path) -> None:
 
 
 class _UndividedState(TrainerCallback):
-    """Mends what was loaded of an undivided state, and removes it."""
+    """Repairs the optimizer after it was loaded from an undivided state, and removes that state's files."""
 
     def __init__(self, trainer: Any, checkpoint: Path, group: Any) -> None:
         self._trainer, self._checkpoint, self._group = trainer, checkpoint, group
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Mend the optimizer, and remove the state in one piece."""
+        """Repair the optimizer, and remove the files of the undivided state."""
         _mend(self._trainer.model_wrapped.optimizer.optimizer, self._checkpoint)
         gathered(None, self._group)  # a barrier
         if rank() == 0:

@@ -48,7 +48,7 @@ class FiniteGuard:
         self._overflows = 0
 
     def note(self, kind: str, samples: Iterable[str], loss: Tensor, apart: Sequence[Tensor] = ()) -> None:
-        """Record a pass whose gradients are there: in the parameters, or `apart` from them."""
+        """Record a finished pass, whose gradients are with the parameters or `apart` from them."""
         gradients = [one.grad for one in self._policy.parameters() if one.grad is not None]
         name = f"{kind} {len(self._passes) + 1}"
         self._passes.append(Pass(name, tuple(samples), loss.detach(), largest([*gradients, *apart])))

@@ -46,7 +46,7 @@ _DTYPES = {"auto": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "
 
 @dataclass(frozen=True)
 class Policy:
-    """The model that trains, how it reads prompts, where its weights are, and a prompt that proves them."""
+    """The model that trains, how it reads prompts, where its weights are, and the prompt of its pushes' proofs."""
 
     model: Any
     encoder: Encoder

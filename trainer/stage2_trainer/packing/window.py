@@ -1,8 +1,8 @@
 """All segments of an accumulation window in exactly as many rows as it has micro-steps, if a search finds such rows.
 
 Longest first onto the emptiest row nearly always fits. Rows that are too full then share their segments with others,
-two rows at a time. Where that does not help, a bound or a complete search of so many steps decides. Source: semantics,
-section 8.
+two rows at a time. Where that does not help, a lower bound or a complete search with a limit on its steps decides.
+Source: semantics, section 8.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _loading(model: str) -> Iterator[None]:
 
 
 def lacks_tokens(tokenizer: Any, model: str) -> bool:
-    """Whether a tokenizer has none of the tokens, rather than all of them. Raises ConfigError for only some."""
+    """Whether a tokenizer has no coordinate token; False: it has all. Raises ConfigError if it has only some."""
     known = tokenizer.get_vocab()
     there = [token for token in TOKENS if token in known]
     if not there:

@@ -270,7 +270,7 @@ def _object(region: Mapping[str, Any], labels: Sequence[str]) -> AnnotatedObject
 
 
 def _turned(desc: str, place: Box, turn: float) -> AnnotatedObject:
-    """Return the object of a box that turns about its upper left corner."""
+    """Return the object of a box that is rotated about its upper left corner."""
     x, y, width, height = place
     cos, sin = math.cos(turn), math.sin(turn)
     left = x + cos * width / 2 - sin * height / 2 - width / 2

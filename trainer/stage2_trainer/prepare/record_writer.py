@@ -332,7 +332,7 @@ def _size(image: AnnotatedImage, exif: Exif) -> tuple[int, int, int]:
 
 
 def _followed(image: AnnotatedImage, orientation: int, shown: tuple[int, int]) -> AnnotatedImage:
-    """Return an image whose annotations are rotated from its stored pixels to the shown ones; shown: its size."""
+    """Return an image with its annotations rotated as a viewer rotates its pixels. shown: its size when displayed."""
     sideways = orientation in SIDEWAYS
     w, h = (1, 1) if image.shares else shown[::-1] if sideways else shown
 

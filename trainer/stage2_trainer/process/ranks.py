@@ -29,7 +29,7 @@ def world_size() -> int:
 
 
 def gathered(value: T, group: distributed.ProcessGroup | None = None) -> list[T]:
-    """Return what every process of the group (default: all) passed, in rank order; None is left out.
+    """Return the values that the processes of the group (default: all) passed, in rank order, without None.
 
     All of them must call it. One process needs no group.
     """

@@ -275,7 +275,7 @@ def _prompt_difference(client: ServerClient, theirs: list[int], ours: list[int])
 
 @dataclass(frozen=True)
 class TrainingState:
-    """What rollouts do to the training state: move it out of an engine's memory, and gather its weights."""
+    """Offloads the training state while an engine generates, and gathers weights that ZeRO-3 spreads."""
 
     offload: StateOffloader
     whole: GatheredWeights
@@ -287,7 +287,7 @@ class TrainingState:
 
 
 def make_training_state(config: RunConfig, device: torch.device) -> TrainingState:
-    """Return how rollouts treat the training state of this run."""
+    """Return the offloading and gathering that this run's configuration asks for."""
     chosen = config.rollout_matching.offload
     offload = StateOffloader(
         DeviceMover(device),

@@ -74,7 +74,7 @@ class ProcessExchange:
             yield
 
     def one_each(self, make: Callable[[], list[Any]]) -> Any:
-        """The same, of results by rank: each process gets its own."""
+        """Run `make` as `from_first` does, but give each process only the result of its own rank."""
         made = self._made(make)
         if self._group is None:
             return _raised(made)[0]

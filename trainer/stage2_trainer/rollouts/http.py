@@ -1,7 +1,7 @@
 """Rollouts from several servers over HTTP: each has a share of the requests; answers come in request order.
 
 A server gets as many requests at once as it can work on, so that it always has the next one. The client notices a
-server that hangs even where a request has no time limit. What a lost server was asked the others are asked, with the
+server that hangs even where a request has no time limit. The requests of a lost server go to the others, with the
 same seeds.
 """
 
@@ -341,7 +341,9 @@ class ServerBackend:
         self._logged_step = seed_plan.global_step
         plan = "; ".join(f"server {url} requests {_in_words(share)}" for url, share in shares.items() if share)
         count = sum(map(len, shares.values()))
-        logger.info("step %d: %d rollouts, seed base %d: %s", seed_plan.global_step, count, seed_plan.base, plan)
+        logger.info(
+            "step %d requests %d rollouts, seed base %d: %s", seed_plan.global_step, count, seed_plan.base, plan
+        )
 
 
 def _in_words(numbers: Iterable[int]) -> str:

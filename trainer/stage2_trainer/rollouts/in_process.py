@@ -167,7 +167,8 @@ class ColocateRollouts(RolloutSource):
             report = self._engine.sync(model, version=global_step, make_room=make_room)
         report = report.completed(requested=self.sync_state.requested_mode, effective="full")
         self.sync_state = report
-        logger.info("weights of step %d: %d tensors, %.2f s", global_step, report.tensors, report.seconds)
+        text = "the engine loaded the weights of step %d: %d tensors in %.2f s"
+        logger.info(text, global_step, report.tensors, report.seconds)
         return report
 
     def _outcomes(self, asked: _Requests) -> Sequence[Outcome]:

@@ -314,12 +314,12 @@ class ServerRollouts(RolloutSource):
         return report
 
     def _wait_for_lost(self, error: ServerError, attempt: int, global_step: int) -> int:
-        """Go on without lost servers, or wait for them if none is left; raise the error after the last attempt.
+        """Continue without lost servers, or wait for one if none is left; raise the error after the last attempt.
 
-        Returns the attempts that have failed by now: a wait for servers that stay away is one, as a frozen server's.
+        Returns how many attempts have failed by now; a wait in vain for servers is one.
         """
         while attempt < ATTEMPTS:
-            logger.warning("attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
+            logger.warning("servers were lost, attempt %d of %d at step %d: %s", attempt, ATTEMPTS, global_step, error)
             self._synchronizer.invalidate()
             self._reporter.update(phase="waiting-for-servers", message=str(error))
             try:

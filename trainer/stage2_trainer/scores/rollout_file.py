@@ -137,7 +137,7 @@ def is_of_a_run(rollouts: Rollouts) -> bool:
 
 
 def lines_of(rollouts: Rollouts) -> Iterator[Line]:
-    """Yield the lines of a file; of a learner's own, those of one evaluation."""
+    """Yield the lines of a file; from a learner's own file only those of one evaluation."""
     return _lines_of_run(rollouts) if is_of_a_run(rollouts) else _lines(rollouts.path)
 
 

@@ -1,4 +1,4 @@
-"""The frame of answers: the draft of what follows a request's tokens. This is the reference of all that drafts frames.
+"""The frame of answers: drafts the tokens that follow those of a request. Other code drafts the same.
 
 Only coordinates and names of an answer are unknown; the rest is JSON that is known before the model writes it. A draft
 is what followed the longest earlier occurrence of the request's last tokens. There all coordinates count as equal, and

@@ -30,7 +30,7 @@ class Trackers:
         self._call("on_log", state, logs=dict(figures))
 
     def save(self, state: TrainerState) -> None:
-        """Say that the last step has a checkpoint."""
+        """Report that the last step has a checkpoint."""
         self._call("on_save", state)
 
     def end(self, state: TrainerState) -> None:

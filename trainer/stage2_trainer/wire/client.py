@@ -182,7 +182,7 @@ def wait_until_healthy(
             waiting, errors = [client for client, _ in failures], [error for _, error in failures]
             silent = f"{len(waiting)} of {len(clients)} servers do not answer: {join_errors(errors)}"
             if some_after_s is not None and time.monotonic() >= start + some_after_s and len(waiting) < len(clients):
-                logger.warning("continuing without them: %s", silent)
+                logger.warning("continuing, although %s", silent)
                 break
             if timeout_s is not None and time.monotonic() > start + timeout_s:
                 late = f"not healthy within {timeout_s:g} s"

@@ -175,7 +175,7 @@ class Prover:
             try:
                 gaps = judge(answers, own, self._previous, tolerance=self._tolerance)
             except DoubtfulProof as doubt:
-                logger.warning("not yet proved, attempt %d of %d: %s", attempt, attempts, doubt)
+                logger.warning("the push is not yet proved, attempt %d of %d: %s", attempt, attempts, doubt)
                 continue
             self._previous = own
             self.gap = max(gap.mean for gap in gaps.values())

@@ -54,7 +54,7 @@ class WeightAccess:
         self.bucket_bytes = bucket_bytes
 
     def gather(self, parameters: Sequence[Tensor]) -> None:
-        """Make these parameters whole until the next call, which lets go of them."""
+        """Make these parameters whole until the next call, which releases them."""
 
     def compute(self, work: Callable[..., T], model: Any, *arguments: Any) -> T:
         """Return `work(model, *arguments)`, which runs the model's forward pass."""
@@ -205,7 +205,7 @@ Held = Mapping[str, Stamp]
 
 
 def held_after(source: WeightSource) -> Held:
-    """Return what a server holds that was sent all of `source`."""
+    """Return what a server holds once it was sent all of `source`."""
     return {entry.name: Stamp.from_parameter(entry.parameter) for entry in source.entries}
 
 

@@ -157,7 +157,7 @@ class WeightTransfer:
                 raise
             detail = f"transfer group on {info.master_address}:{self._port}: {error}"
             raise ServerError(client.base_url, INIT_PHASE, detail) from error
-        logger.info("server %s: transfer group with %d workers", client.base_url, workers)
+        logger.info("server %s joined a transfer group with %d workers", client.base_url, workers)
 
     def _wait_for_links(self, listener: LinkListener, info: GroupInfo, workers: int, init: Future[Any]) -> list[Link]:
         def check() -> None:
