@@ -161,7 +161,7 @@ def require_gpus(count: int, environment: Mapping[str, str] = os.environ, *, fou
     """Raise ConfigError if this machine has, or CUDA_VISIBLE_DEVICES names, fewer GPUs than the job needs.
 
     found: the GPUs of the machine, counted by default. An empty CUDA_VISIBLE_DEVICES asks for the CPU. One that
-    names enough is believed where there is a GPU: parts of a GPU (MIG) are not counted.
+    names enough is accepted where there is a GPU: parts of a GPU (MIG) are not counted.
     """
     visible = visible_names(environment)
     if visible and len(visible) < count:

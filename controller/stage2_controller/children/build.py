@@ -253,7 +253,7 @@ def _closes_egress(job: RolloutMatchingJob) -> bool:
 
 
 def _claimed(job: RolloutMatchingJob) -> dict[str, float]:
-    """Return the GPUs that the job says its resource claims are for; its pods' requests do not name them."""
+    """Return the GPUs that the job declares for its resource claims: requests of its pods do not name them."""
     if job.spec.learner.resource_claim_template is None:
         return {}
     rollout, learner = job.spec.rollout, job.spec.learner

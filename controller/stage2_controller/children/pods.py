@@ -415,7 +415,7 @@ def _volumes(job: RolloutMatchingJob) -> list[Manifest]:
 
 
 def _set(fields: Mapping[str, Any]) -> Manifest:
-    """Return the fields that say something: the API server drops false and empty ones."""
+    """Return the fields without false and empty ones, which the API server drops."""
     return {key: value for key, value in fields.items() if value}
 
 

@@ -29,7 +29,7 @@ _UNLISTED_LIMIT_S = 600.0
 
 
 class WentBack(Exception):
-    """The API server holds an older world than before, as after a restore from a backup; the text says how it shows."""
+    """The API server's state is older than before, as after a restore from a backup; the text has the evidence."""
 
 
 @dataclass

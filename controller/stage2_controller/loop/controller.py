@@ -156,7 +156,7 @@ class Controller:
             self.metrics.leads.set(0)
 
     async def _watch(self) -> None:
-        """Follow what happens. Where the API server went back in time, end: the next process lists everything anew."""
+        """Follow all watches. If the API server returns to an older state, end: the next process lists all again."""
         try:
             await self.watches.run()
         except* WentBack as errors:

@@ -99,7 +99,7 @@ def incomplete(
 
 
 def is_leaving(observed: Observed, roles: Collection[str]) -> bool:
-    """Return whether a pod of these roles was told to stop, or has no node: nothing may replace it on a closed one."""
+    """Return whether a pod of these roles is ending or has no node: it cannot be replaced on a cordoned node."""
     pods = [_current_pod(observed, role) for role in roles if not observed.unseen(role)]
     return any(pod is None or terminating(pod) or not pod["spec"].get("nodeName") for pod in pods)
 

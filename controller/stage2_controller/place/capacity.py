@@ -199,7 +199,7 @@ class Capacity:
         self._waiting[key] = need, started_at
 
     def give_up(self, key: Key, node: str | None) -> None:
-        """Note that an attempt came to nothing: the next one begins after a pause, twice as long each time."""
+        """Note that an attempt failed: the next one begins after a pause, twice as long each time."""
         self.stop_waiting(key)
         self._end_promise(key)
         known, now = self._retries.get(key), self._clock()

@@ -88,7 +88,7 @@ class Quotas:
 
 
 def _exceeded(quota: Object, needed: Amounts, promised: Amounts, gpu_resource: str) -> str | None:
-    """Return what the quota refuses, GPUs first; None if it has room, or its scopes say which pods it is for."""
+    """Return what the quota refuses, GPUs first; None if it has room, or counts only pods of certain scopes."""
     metadata, spec, status = (quota.get(part) or {} for part in ("metadata", "spec", "status"))
     if spec.get("scopes") or spec.get("scopeSelector"):
         return None

@@ -106,7 +106,7 @@ def _servers_end(job: JobPass, *, place: Place | None) -> bool:
 def _waits_for_node(job: JobPass, *, place: Place | None) -> bool:
     """Return whether no child may exist yet: there is no node, or waiting pods are to be tied to another one.
 
-    A place without a node that is not tied is no reason: the scheduler finds the node.
+    Where the scheduler finds the node, children exist although the place names none.
     """
     observed = job.observed
     if place is None or not place.tied:

@@ -53,7 +53,7 @@ class Evictions:
 def of_job(status: Mapping[str, Any], observed: Observed, *, suspended: bool, ended: bool) -> Evictions:
     """Return the evictions that the last pass counted, and those that this one sees.
 
-    status: the one that the last pass wrote. suspended: the job is counted anew once it is resumed. ended: nothing
+    status: the one that the last pass wrote. suspended: the count restarts once the job is resumed. ended: nothing
     counts any more.
     """
     known = Evictions(status.get("evictions") or 0, tuple(status.get("evictedPods") or ()), status.get("lastEviction"))
@@ -84,7 +84,7 @@ def pause_left_s(found: Evictions, status: Mapping[str, Any], now: datetime) -> 
 
 
 def _was_leaving(pod: Object) -> bool:
-    """Return whether the pod had been told to stop before: the job gives up its node, which still lacks something."""
+    """Return whether the pod was already ending: the job had given up its node, which is still under pressure."""
     at, _ = _evicted_at(pod)
     return terminating(pod) and bool(at) and conditions.instant(at) > ending.told_at(pod)
 

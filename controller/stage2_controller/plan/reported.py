@@ -84,7 +84,7 @@ def _learner_pod(job: JobPass) -> str | None:
 
 
 def furthest_step(job: JobPass) -> int:
-    """Return the step that a learner of this spec was last known to have reached; an edited run begins anew."""
+    """Return the last known step of a learner of this spec; an edited run restarts."""
     previous = job.previous
     if previous.get("specHash") != job.parsed.spec_hash:
         return 0

@@ -213,7 +213,7 @@ def _writes_checkpoint(job: JobPass) -> bool:
 
 
 def _set_by_hand(metadata: Mapping[str, Any]) -> str:
-    """Return who set spec.suspend where no applied file has it; no apply of a file takes back what was set by hand."""
+    """Return who set spec.suspend if no applied file has it: applying a file does not revert what was set by hand."""
     owners = {
         item["manager"]: item["operation"]
         for item in metadata.get("managedFields") or []
@@ -296,7 +296,7 @@ def with_children_applied(
 
 
 def after_bug(raw: Mapping[str, Any], error: Exception, now: datetime) -> dict[str, Any]:
-    """Return the status after a pass that met a bug."""
+    """Return the status after a pass that a bug ended."""
     message = f"{shortened(error, _BUG_CHARS)}; this is a bug of the controller, report it with the spec"
     return unplanned(raw, Condition(reasons.ACCEPTED, "Unknown", reasons.INTERNAL_ERROR, message), now)
 

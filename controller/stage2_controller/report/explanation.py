@@ -126,7 +126,7 @@ def summary(link: Step, *, trained: bool) -> list[Condition]:
     """Return the conditions that follow from the first missing link: Training, Ready, and Reconciling or Stalled.
 
     A job is ready as soon as servers and learner run: nobody waits days for the end of a training. trained: it trained
-    before a spec that is refused, or a bug; then its pods go on.
+    before a spec that is refused, or a bug; then its pods continue.
     """
     see = f"; see: {link.fix}" if link.fix else ""
     trains = trained or link.reason == reasons.TRAINS

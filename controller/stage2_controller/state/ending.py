@@ -1,4 +1,4 @@
-"""Pods that were told to stop: when each should have ended, and which have not. Pure."""
+"""Pods that are being deleted: when each should have ended, and which have not. Pure."""
 
 from datetime import datetime, timedelta
 
@@ -20,7 +20,7 @@ def seconds_to_overdue(pod: Object, now: datetime) -> float:
 
 
 def told_at(pod: Object) -> datetime:
-    """Return when a pod that is being deleted was told to stop."""
+    """Return when the deletion of a pod was requested."""
     return conditions.instant(pod["metadata"]["deletionTimestamp"]) - timedelta(seconds=_grace_s(pod))
 
 

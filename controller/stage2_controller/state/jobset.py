@@ -89,7 +89,7 @@ def _ends(found: Object) -> Iterable[Mapping[str, str]]:
 
 
 def _learner(pods: Iterable[Object], wanted: int) -> list[Object]:
-    """Return the pod of the learner that says how it is.
+    """Return the one pod that stands for all pods of the learner.
 
     One that refused its configuration ends all, the others wait for one that has not begun, and the learner has trained
     once all of its pods have.

@@ -40,7 +40,7 @@ def test_field_needing_controller_is_listed(spec: dict[str, Any], shown: str) ->
     assert set_fields(parse_job(job(**spec)), CLUSTER) == [shown]
 
 
-def test_job_without_controller_fields_lists_nothing() -> None:
+def test_job_without_controller_fields_gets_no_list() -> None:
     assert set_fields(parse_job(job(suspend=False)), CLUSTER) == []
 
 

@@ -87,6 +87,6 @@ def test_tier_that_leaves_failures_for_later_passes_and_again_runs_them(
     assert capfd.readouterr().out.endswith("flaky: test_file.py::test_flaky_0 failed, and passed when it ran alone\n")
 
 
-def test_failure_left_for_later_that_fails_again_fails_the_run(tmp_path: Path) -> None:
+def test_run_fails_if_deferred_failure_fails_again(tmp_path: Path) -> None:
     assert tier(tmp_path, FAILS, later=True) == 0
     assert again(tmp_path / "out") == 1

@@ -82,6 +82,6 @@ def other_document(value: object) -> OtherFormError:
 
 
 def opened_document(shown: str) -> OtherFormError:
-    """Return the error of a file whose first line opens a document that goes on."""
+    """Return the error of a file whose first line opens a document of several lines."""
     rule = "must be a JSON object on one line, and opens one of several lines"
     return OtherFormError([Problem("", shown, rule, f"{AS_COCO}, if it is COCO; otherwise {ONE_A_LINE}")])

@@ -54,7 +54,7 @@ class SharedRollouts:
         """Return the outcome of each request of this process, by the weights of `global_step`.
 
         Raises, in all processes:
-            ServerError, ProofError: what the first process met.
+            ServerError, ProofError: the error of the first process.
         """
         everyone = self._exchange.all(list(asks))
         whole = [(self._records[index], text) for part in everyone for index, text in part]

@@ -1,7 +1,7 @@
 """The tokens that close an answer's list of objects, and the bias against them that makes a model list more.
 
-An answer is closed where the answer with one object more goes on: `}` against `, "object_2"`, or, with a tokenizer that
-joins brackets, `]}}` against `]},`. A model that was trained on incomplete labels closes its answers too early.
+An answer is closed where an answer with one object more continues: `}` against `, "object_2"`, or, with a tokenizer
+that joins brackets, `]}}` against `]},`. A model that was trained on incomplete labels closes its answers too early.
 """
 
 from __future__ import annotations

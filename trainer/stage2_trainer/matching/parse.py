@@ -111,7 +111,7 @@ class ParsedRollout:
 
     @property
     def ends_before(self) -> tuple[int, ...]:
-        """The end of the value before each valid object, where the model chose to go on; else the first `{`'s."""
+        """The end of the value before each valid object, where the model chose to continue; else the first `{`'s."""
         ends, end = [], self.prefix_text.index("{") + 1
         for one in self.objects:
             ends += [end] if one.valid else []

@@ -53,7 +53,7 @@ def compile_nothing() -> None:
 class GatheredWeights(WeightAccess):
     """Weights that ZeRO-3 spreads: whole in all processes for a block, or read by the first one, which pushes them.
 
-    What the first process reads, the others gather with it, and all let go of it when the next step begins: with
+    What the first process reads, the others gather with it, and all release it when the next step begins: with
     DeepSpeed's `enable_sanity_checks` they meet there. `find_engine` returns DeepSpeed's engine once training has
     begun. `together` lets the other processes `follow` a step for the time of a block.
     """

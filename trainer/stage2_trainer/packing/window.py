@@ -61,7 +61,7 @@ def _too_long(lengths: Sequence[int], cap: int, rows: int, why: str) -> PackingE
 
 
 def _balanced(sizes: list[int], cap: int, rows: int) -> list[list[int]] | None:
-    """Place each segment, longest first, in the emptiest row; then divide the fullest row and another one anew.
+    """Place each segment, longest first, in the emptiest row; then redistribute the fullest row and another one.
 
     The other is the emptiest row with which the division helps. None if the fullest row stays too full.
     """

@@ -116,7 +116,7 @@ class Activity:
 
     @contextmanager
     def reported(self, report: Report, *, first_s: float | None = None) -> Iterator[None]:
-        """Within the block, report what lasts; an outer listener hears nothing meanwhile.
+        """Report within the block what takes long; an outer listener gets no lines meanwhile.
 
         first_s: seconds before the first line, if not those between lines.
         """

@@ -54,7 +54,7 @@ class ProcessExchange:
     def from_first(self, make: Callable[[], Any], whole: GatheredWeights | None = None) -> Any:
         """Run `make` in the first process; return its result, or raise its error (SENT), in all processes.
 
-        whole: the weights that `make` gathers `together` with the others. Afterwards all processes let go of them: an
+        whole: the weights that `make` gathers `together` with the others. Afterwards all processes release them: an
         error that is not sent ends the first one without, for the others may wait for it in a gather.
         """
         found = self.sent(self._made(make))

@@ -227,7 +227,7 @@ class NoRollouts(RolloutSource):
 
 
 class ServerRollouts(RolloutSource):
-    """Rollouts from servers; a run goes on without lost ones, and they come back into it.
+    """Rollouts from servers; a run continues without lost ones, and takes them in again when they are back.
 
     follow: takes in servers that have come, before a push; returns whether any has. wait: called with the error after
     servers were lost; returns when some answer, and raises ServerError after a time-out.

@@ -87,7 +87,7 @@ class Frame:
         return self._copy(tokens, place, self._next_number(request), most)
 
     def _last_name(self, request: Tokens) -> tuple[int, int]:
-        """Return the tokens since a request's last name began, and where the example goes on as the request may.
+        """Return the tokens since a request's last name began, and where the example continues as the request may.
 
         Zeros if there is no name, or if other tokens follow it than in the example.
         """

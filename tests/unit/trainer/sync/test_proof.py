@@ -175,7 +175,7 @@ def test_proof_tolerance_is_calibrated_by_rounding_error(tiny, probe, monkeypatc
     schedule = Prover(probe, every=1)
     with caplog.at_level(logging.INFO):
         assert schedule.prove(narrow, Server(narrow, probe, 1.9 * off), step=1)
-    assert "proofs accept 0.2" in caplog.text
+    assert "proofs accept gaps up to 0.2" in caplog.text
     assert schedule.gap == pytest.approx(1.9 * off, rel=1e-3)
     with pytest.raises(ProofError):
         schedule.prove(narrow, Server(narrow, probe, 6 * off), step=2)

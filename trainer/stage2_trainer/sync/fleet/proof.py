@@ -180,7 +180,7 @@ class Prover:
             self._previous = own
             self.gap = max(gap.mean for gap in gaps.values())
             for server, gap in gaps.items():
-                logger.info("proved: %s has the learner's log-probabilities, to %s", server, gap)
+                logger.info("proved: %s has the learner's log-probabilities, with a gap of %s", server, gap)
             return gaps
         return {}
 
@@ -192,7 +192,8 @@ class Prover:
         rounding = Gap.between(own, self._computed(wide_logprobs, model))
         if math.isfinite(rounding.mean):
             tolerance = max(tolerance, ROUNDINGS * rounding.mean)
-        logger.info("rounding moves the learner's own log-probabilities by %s; proofs accept %.2g", rounding, tolerance)
+        text = "rounding changes the learner's own log-probabilities by %s; proofs accept gaps up to %.2g"
+        logger.info(text, rounding, tolerance)
         return tolerance
 
     def _computed(self, logprobs: Callable[..., Tensor], model: nn.Module) -> Tensor:

@@ -47,7 +47,7 @@ class SyncReport(SyncStatus):
     version: what every server now reports (the optimizer step of the weights); servers: those that hold it.
     seconds: wall time, from the first call to the last server's confirmation, without the proof.
     bytes, tensors: sent to each server (not summed over servers; where servers were sent different amounts, the most).
-    everything: whether some server loaded the whole model anew, from the wire or from its own folder.
+    everything: whether some server reloaded the whole model, from the wire or from its own folder.
     adapter: the name by which requests ask for these weights; None = the served weights themselves.
     wire_bytes: all that the learner handed to sockets, or to NCCL, for every worker of every server.
     phase_seconds: of each phase (see `server.Update`); `phases` has their shares.

@@ -1,6 +1,7 @@
 """The rollout servers of a run: a session for each, which knows what its server holds, and the updates of all.
 
-A server that fails in a push is given up for that push only: the others go on, and the next one starts it afresh.
+A server that fails in a push is given up for that push only: the others continue, and the next push sends it
+everything.
 """
 
 from __future__ import annotations

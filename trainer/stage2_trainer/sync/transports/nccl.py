@@ -128,7 +128,7 @@ class NcclInlet:
         """Do nothing: CUDA's allocator keeps the memory for the next push."""
 
     def close(self) -> None:
-        """Leave the group. A process that NCCL does not let go exits: it could never take weights again."""
+        """Leave the group. If NCCL does not release it, the process exits: it could never take weights again."""
         self._link.abort()
         if not self._group.close():
             logger.critical("this server must be started again: its NCCL group cannot be left")

@@ -135,7 +135,7 @@ class NcclGroup:
             log_links()
 
     def close(self) -> bool:
-        """Leave the group. Returns whether NCCL let go; if it did not, this process can enter no other group."""
+        """Leave the group. Returns whether NCCL released it; if not, this process can enter no other group."""
         aborting = in_background(self._communicator.abort)
         try:
             aborting.result(timeout=ABORT_TIMEOUT_S)
@@ -219,7 +219,7 @@ class OneGroup:
         """Send a bucket to all servers once. Each server's thread calls, and waits; returns True to one of them.
 
         Raises:
-            LinkError: not all received it, and the group is of no use any more.
+            LinkError: not all received it, and the group cannot be used any more.
         """
         with self._changed:
             group = self._group

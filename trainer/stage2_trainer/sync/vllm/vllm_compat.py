@@ -275,7 +275,7 @@ def draft_frames_on_gpus(create: Callable[[Any, Any, Any], Any]) -> None:
     """Let vLLM's model runner V2 take drafts of the frame from what `create` returns.
 
     V2 runs no class of ours (`method: custom_class`), so the configuration says `ngram_gpu`, with the lengths of
-    `stage2_api.vllm.FRAME_LOOKUP`, by which both are told apart. No upstream issue found. Goes when V2 takes a custom
+    `stage2_api.vllm.FRAME_LOOKUP`, which distinguish both. No upstream issue found. Goes when V2 takes a custom
     class.
     """
     from vllm.v1.worker.gpu import spec_decode
