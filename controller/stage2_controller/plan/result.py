@@ -38,7 +38,7 @@ class Plan:
 
 
 def existing(observed: Observed, *wanted: str) -> tuple[str, ...]:
-    """Return those of the kinds of which a child exists that nobody has deleted yet."""
+    """Return those of the wanted kinds of which a child exists that is not being deleted."""
     return tuple(kind for kind in wanted if (child := observed.child(kind)) is not None and not terminating(child))
 
 

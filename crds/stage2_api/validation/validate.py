@@ -155,7 +155,7 @@ def broken_rules(parsed: M, raw: Mapping[str, Any], rules: Sequence[Rule[M]], *,
 
 
 def _reads_any(rule: Rule[Any], wrong: Sequence[str], root: str) -> bool:
-    """Return whether a rule reads a key with an error of form, and so would judge the repair."""
+    """Return whether a rule reads a key with an error of form: it would judge the repaired value, not the written."""
     return any(_overlaps(key_paths.joined(root, path), wrong) for path in rule.keys_read())
 
 

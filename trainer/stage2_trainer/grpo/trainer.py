@@ -433,7 +433,7 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
 
 
 class _Epochs(TrainerCallback):
-    """A callback that keeps the epoch of the rows."""
+    """A callback that sets the epoch for the rows."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

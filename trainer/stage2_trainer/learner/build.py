@@ -83,7 +83,7 @@ def build_learner(config: RunConfig, data: RunRecords, context: RunContext, stac
     answering = _answering(config, data, context, stack)
     policy, rollouts = answering.policy, answering.rollouts
     attention = attention_words(attention_here(config.model.attn_impl), on_gpu=policy.device.type == "cuda")
-    logger.info("the learner's attention: %s", attention)
+    logger.info("the learner's attention is computed by %s", attention)
     report_reproducibility(
         config, data.fingerprint, context, rollouts.sync_state, engines=rollouts.engines, attention=attention
     )

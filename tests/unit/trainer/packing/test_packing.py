@@ -196,7 +196,7 @@ def test_tight_windows_are_packed_or_rightly_refused():
     assert 10 < packed < 140
 
 
-def test_windows_of_large_rows_with_two_per_cent_to_spare_are_packed_without_the_complete_search(monkeypatch):
+def test_window_with_two_per_cent_to_spare_needs_no_complete_search(monkeypatch):
     monkeypatch.setattr(packing_window, "_STEPS", 0)
     random_ = random.Random(31)
     for _ in range(10):
