@@ -92,6 +92,10 @@ class CheckedTrainer(Trainer):
         """Whether the backward pass changes weights: DeepSpeed's engine steps at the end of a window's last one."""
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
 
+    def note_backward(self) -> None:
+        """Note that a backward pass begins, which with DeepSpeed may change weights."""
+        self._course.within = self.steps_in_backward and self.accelerator.sync_gradients
+
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)
 

@@ -363,8 +363,11 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
                 loss: Tensor = untyped._compute_loss(model, inputs)
             finally:
                 self.beta = self.components.rlhf.beta
-            mixes = self.components.chord.enabled and self._policy.training
-            return self._mixed(model, loss, self.components.chord) if mixes else loss
+            if self.components.chord.enabled and self._policy.training:
+                loss = self._mixed(model, loss, self.components.chord)
+        if self._policy.training:
+            self.note_backward()
+        return loss
 
     def _mixed(self, model: nn.Module, loss: Tensor, chord: Chord) -> Tensor:
         """Return the loss with the supervised one mixed in (semantics section 15.7: CHORD)."""

@@ -40,6 +40,8 @@ class AccelerateEngine:
         interrupt: Interrupt,
     ) -> None:
         self.policy, self.args, self._interrupt = policy, args, interrupt
+        self.stepping = False
+        """Whether some weights may have changed and others not: nothing may be saved."""
         self.device: torch.device = args.device
         self.accelerator = make_accelerator(policy, args)
         if args.gradient_checkpointing:
@@ -91,6 +93,7 @@ class AccelerateEngine:
 
     def backward(self, loss: Tensor) -> None:
         """Run a backward pass of a loss that is divided already."""
+        self.stepping = self.steps_in_backward and self.accelerator.sync_gradients
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.steps_in_backward else {}))
 
     def step(self, check: Callable[[Tensor | float], float]) -> tuple[float | None, float]:

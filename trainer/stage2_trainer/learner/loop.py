@@ -72,8 +72,6 @@ class Learner:
     processor: Any = None
     state: TrainerState = field(default_factory=TrainerState)
     _began: int = field(default=0, init=False)
-    _half_done: bool = field(default=False, init=False)
-    """Whether some weights have changed and others have not: nothing may be saved."""
 
     def train(self, checkpoint: Path | None = None) -> None:
         """Train to the last step, from the beginning or from a checkpoint.
@@ -104,7 +102,7 @@ class Learner:
         Nothing is saved in the middle of a step.
         """
         step = self.state.global_step
-        if self._half_done:
+        if self.engine.stepping:
             logger.warning("stopped in the middle of an optimizer step: its changes are not saved")
         elif step > self._began and self.checkpoints.is_missing(step):  # one process alone may have got no further
             self._save()
@@ -157,10 +155,10 @@ class Learner:
 
     def _change_weights(self, window: Window) -> tuple[float | None, float]:
         """Clip, check and step; return the norm of the gradients and the learning rate of the step."""
-        self._half_done = True
+        self.engine.stepping = True
         norm, rate = self.engine.step(partial(self.finite.check, step=window.step + 1))
         self.state.global_step, self.state.epoch = window.step + 1, window.epoch_after
-        self._half_done = False
+        self.engine.stepping = False
         return norm, rate
 
     def evaluate(self) -> Mapping[str, float | None]:

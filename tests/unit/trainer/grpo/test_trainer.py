@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
 from stage2_trainer.grpo.task import Rows, Task, record_rules
+from stage2_trainer.model.checkpoints import newest_whole
 from stage2_trainer.model.policy import load_policy
 from stage2_trainer.sync.fleet.report import PHASES, SyncReport
 from stage2_trainer.telemetry.timeline import PARTS, TIMELINE, TraceFile
@@ -293,6 +295,23 @@ def test_adapter_dropout_does_not_change_importance_ratio(make, folder):
     found = scored(trainer, 0, 0, 1, 1)
     assert found["old_per_token_logps"].abs().sum() > 0
     torch.testing.assert_close(trainer._logprobs(found), found["old_per_token_logps"])
+
+
+def test_progress_is_not_saved_once_deepspeed_steps_in_backward(make, monkeypatch):
+    trainer = rewarded(make({"training": {"max_steps": 2}}))
+    backward = trainer.accelerator.backward
+    monkeypatch.setattr(type(trainer), "steps_in_backward", True)
+
+    def struck(*args, **kwargs):
+        backward(*args, **kwargs)
+        if trainer.state.global_step == 1:
+            raise ZeroDivisionError("struck")
+
+    monkeypatch.setattr(trainer.accelerator, "backward", struck)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    trainer.save_progress()
+    assert newest_whole(Path(trainer.args.output_dir)) is None
 
 
 def test_failing_reward_stops_run_and_names_record(make):

@@ -159,6 +159,24 @@ def test_progress_is_saved_only_for_whole_steps(tmp_path, model, encoder, record
     assert (found and found.name) == name
 
 
+def test_progress_is_not_saved_once_deepspeed_steps_in_backward(tmp_path, model, encoder, records, monkeypatch):
+    """Its last backward pass has changed weights before the loop's own step of the optimizer."""
+    learner = build(tmp_path, model, encoder, records, max_steps=2).learner
+    accelerator, backward = learner.engine.accelerator, learner.engine.accelerator.backward
+    monkeypatch.setattr(type(learner.engine), "steps_in_backward", True)
+
+    def struck(loss, **_):
+        backward(loss)
+        if learner.state.global_step == 1 and accelerator.sync_gradients:
+            raise ZeroDivisionError("struck")
+
+    monkeypatch.setattr(accelerator, "backward", struck)
+    with pytest.raises(ZeroDivisionError):
+        learner.train()
+    learner.save_progress()
+    assert newest_whole(tmp_path) is None
+
+
 @pytest.fixture
 def run(tmp_path, model, encoder, records):
     """A function that trains in a folder, saving after each step, and returns the folder."""
