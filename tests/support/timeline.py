@@ -4,8 +4,9 @@
                                                         OUTPUT.costs.jsonl (costs.py), and print the table
     python -m tests.support.timeline --draw OUTPUT      draw OUTPUT.svg again from OUTPUT.json
 
-Each second one sample: the busy share of all cores, and the CPU seconds of each tier that runs, which are those of all
-processes below the process that runs the tier, dead ones included. A tier begins and ends with that process.
+Each second one sample: the busy share of all cores, without what computes at a nice value above 0 beside it, and the
+CPU seconds of each tier that runs, which are those of all processes below the process that runs the tier, dead ones
+included. A tier begins and ends with that process.
 """
 
 from __future__ import annotations
@@ -68,13 +69,19 @@ def measure(command: Sequence[str], costs_of_tests: Path) -> tuple[Timeline, int
     """Run a command to its end; return what was measured, and its exit code. Each test notes its cost in a file."""
     timeline, start = Timeline(psutil.cpu_count() or 1), time.monotonic()
     process = subprocess.Popen(command, env={**os.environ, costs.FILE: f"{costs_of_tests.resolve()}"})
-    psutil.cpu_percent()
+    busy_share()
     while process.poll() is None:
         time.sleep(1)
-        timeline.busy.append(psutil.cpu_percent() / 100)
+        timeline.busy.append(busy_share())
         timeline.wall_s = time.monotonic() - start
         _sample(timeline, psutil.Process().children(recursive=True))
     return timeline, process.returncode
+
+
+def busy_share() -> float:
+    """Return the busy share of all cores since the last call, without processes at a nice value above 0."""
+    share = psutil.cpu_times_percent()
+    return (share.user + share.system + share.irq + share.softirq) / 100
 
 
 def _sample(timeline: Timeline, processes: Sequence[psutil.Process]) -> None:

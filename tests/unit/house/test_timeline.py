@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from tests.support.timeline import Tier, Timeline, draw, measure, read, tier_of, write
+from tests.support.timeline import Tier, Timeline, busy_share, draw, measure, read, tier_of, write
 
 COMPUTES = "import time\nwhile time.process_time() < 3: pass"
 
@@ -19,6 +21,12 @@ def test_tier_counts_only_cpu_time_of_its_own_processes(tmp_path: Path) -> None:
     assert 1.5 < timeline.tiers["mutants"].cpu_s < 4.5
     assert timeline.wall_s > 3
     assert max(timeline.busy) > 0.5
+
+
+def test_work_of_low_priority_does_not_count_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = SimpleNamespace(user=30.0, nice=50.0, system=5.0, irq=0.0, softirq=1.0, idle=14.0)
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda: shares)
+    assert busy_share() == pytest.approx(0.36)
 
 
 def test_exit_code_of_failed_run_is_kept(tmp_path: Path) -> None:
