@@ -29,7 +29,7 @@ from stage2_trainer.data.records import Record, RecordRules, load_records, units
 from stage2_trainer.matching.closing import LONGER
 from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.model.checkpoints import flaw_of
-from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 from stage2_trainer.scores.advice import advice, summary
 from stage2_trainer.scores.answer_file import AS_RECOGNISED, Answered, Form, Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import (
@@ -193,7 +193,8 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
         output = Path(folder) / ROLLOUT_LOG
         try:
             with redirect_stdout(sys.stderr):  # libraries print, and the figures must stay machine-readable
-                from stage2_trainer.learner.build import write_checkpoint_rollouts
+                with ACTIVITY.doing(LIBRARIES):
+                    from stage2_trainer.learner.build import write_checkpoint_rollouts
 
                 write_checkpoint_rollouts(with_local_model(config), records, checkpoints, output, longer=lengths.nats)
         except ServerError as error:

@@ -9,7 +9,7 @@ from stage2_api.errors import EXIT_FAILURE, refused
 from stage2_report.terminal import Terminal
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.export.checkpoint_folder import TrainedCheckpoint, open_checkpoint
-from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 
 
 def export_checkpoint(
@@ -24,7 +24,8 @@ def export_checkpoint(
         raise refused("--longer", longer, rule, "export without --adapter, or give --longer to `stage2 infer`")
     check_folder("--output", output)
     checkpoint = open_checkpoint(source, model=model)
-    from stage2_trainer.export.model_export import ExportError
+    with ACTIVITY.doing(LIBRARIES):
+        from stage2_trainer.export.model_export import ExportError
 
     try:
         _export(checkpoint, output, dtype=dtype, adapter=adapter, longer=longer)
@@ -35,9 +36,10 @@ def export_checkpoint(
 
 
 def _export(checkpoint: TrainedCheckpoint, output: Path, *, dtype: str | None, adapter: bool, longer: float) -> None:
-    import torch
+    with ACTIVITY.doing(LIBRARIES):
+        import torch
 
-    from stage2_trainer.export.model_export import export_adapter, export_model
+        from stage2_trainer.export.model_export import export_adapter, export_model
 
     console = Terminal()
     with ACTIVITY.doing(f"exporting {checkpoint.folder}"):

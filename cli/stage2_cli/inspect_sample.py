@@ -22,6 +22,7 @@ from stage2_trainer.data.files import check_file, read_named
 from stage2_trainer.data.records import AS_DECLARED, Record, load_record
 from stage2_trainer.matching import CoordVocab, MatchedTarget, MatchOptions, build_target, cut_before, vision_ids
 from stage2_trainer.matching.targets import ground_truth_target
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 from stage2_trainer.wire.errors import ServerError
 
 if TYPE_CHECKING:
@@ -178,10 +179,11 @@ def _ask_servers(config: RunConfig, record: Record, *, model: Path) -> Rollout:
         path = "custom.extra.rollout_matching.vllm.server.servers"
         way_out = "name the servers there, or give an answer with --response-ids or --response-file"
         raise refused(path, None, "must name the servers", way_out)
-    from stage2_trainer.data.encode import Encoder
+    with ACTIVITY.doing(LIBRARIES):
+        from stage2_trainer.data.encode import Encoder
+        from stage2_trainer.model.policy import load_processor
+        from stage2_trainer.rollouts.http import ServerBackend
     from stage2_trainer.data.messages import chat_messages
-    from stage2_trainer.model.policy import load_processor
-    from stage2_trainer.rollouts.http import ServerBackend
     from stage2_trainer.wire.credentials import read_token
     from stage2_trainer.wire.requests import RolloutRequest, Sampling, SeedPlan, answers
 

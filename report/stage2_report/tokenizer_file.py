@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as Fast
 
 from stage2_api.errors import refused
 from stage2_trainer.matching import CoordVocab
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 
 
 class FileTokenizer:
@@ -69,7 +70,8 @@ def load_tokenizer(folder: Path) -> Any:
         }
         if tokenizer.get_vocab().keys() >= {*added, *_json(folder / "added_tokens.json")}:
             return tokenizer
-    from transformers import AutoTokenizer
+    with ACTIVITY.doing(LIBRARIES):
+        from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 

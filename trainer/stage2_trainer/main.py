@@ -36,7 +36,7 @@ from stage2_trainer.model.checkpoints import (
 )
 from stage2_trainer.model.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.packing import PackingError
-from stage2_trainer.process.activity import ACTIVITY, Report
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES, Report
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
 from stage2_trainer.process.uncollected import uncollected
 from stage2_trainer.rollouts.errors import BadStepError, RunawayError, TooManyBadSamples, VersionError
@@ -58,7 +58,6 @@ MET_BY_ALL = (
     DigestError, ServerError, Interrupted, PackingError, BadStepError, TooManyBadSamples, RunawayError, RewardError,
 )  # fmt: skip
 MAKE_ROOM = "Saved checkpoints are whole, and the next start resumes from the newest. Make room"
-_LIBRARIES = "importing PyTorch and transformers"
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"  # set in every pod
 
 
@@ -186,11 +185,11 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
 
 def _make_run(config: RunConfig, records: RunRecords, context: RunContext, stack: ExitStack) -> Run:
     if config.rlhf is None:
-        with ACTIVITY.doing(_LIBRARIES), uncollected():
+        with ACTIVITY.doing(LIBRARIES), uncollected():
             from stage2_trainer.learner.build import build_learner
 
         return build_learner(config, records, context, stack)
-    with ACTIVITY.doing(_LIBRARIES), uncollected():
+    with ACTIVITY.doing(LIBRARIES), uncollected():
         from stage2_trainer.grpo import build  # TRL takes seconds more, and no other run needs it
 
     return build.build_trainer(config, records, context, stack)

@@ -17,6 +17,7 @@ from stage2_trainer.data.question import Question
 from stage2_trainer.infer.answered_image import AnsweredImage, Box
 from stage2_trainer.infer.served import Server
 from stage2_trainer.model.checkpoints import COURSE
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 from stage2_trainer.wire.credentials import is_tls
 
 
@@ -59,7 +60,8 @@ class Model:
             self.question = Question.of_course({}, **options)
             self._answers = Server(str(source), os.environ, longer=longer)
             return
-        from stage2_trainer.infer.loaded import Loaded, find_weights
+        with ACTIVITY.doing(LIBRARIES):
+            from stage2_trainer.infer.loaded import Loaded, find_weights
 
         weights = find_weights(str(source), base)
         self.question = Question.of_course(read_course(weights.described_by), **options)

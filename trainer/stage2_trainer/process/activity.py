@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from stage2_api.log_lines import one_line
 
 EVERY_S = 15.0
+LIBRARIES = "importing PyTorch and transformers"
+"""What takes seconds before a model, and most of a minute on a busy machine."""
 _SECONDS = re.compile(r" \(\d+ s\)$")
 _LOOKS = 20  # at the clock, in the time between two lines
 
