@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -90,12 +90,14 @@ class Written:
 
 
 NOTHING = Written()
+AnyUnits = Literal["bins", "pixels", "shares", "thousandths"]
+"""Units of a data file, or of annotations."""
 
 
 def show_data(
     path: Path,
     *,
-    units: Unit | None = None,
+    units: AnyUnits | None = None,
     model: Path | None = None,
     written: Written = NOTHING,
     unlabelled_by: str | None = None,
@@ -103,17 +105,26 @@ def show_data(
 ) -> int:
     """Describe a data file, or annotations, which are imported for this; return 0, or 64 if it has invalid records.
 
-    Raises ConfigError. Returns the import's exit code if that fails.
+    units: of the plain numbers in a data file, or of the annotations' coordinates. Raises ConfigError. Returns the
+    import's exit code if that fails.
     """
     try:
-        with imported(path) as (records, roots):
+        with imported(path, units) as (records, roots):
             if roots:
                 written.check_imported(path)
             written.check(records, unlabelled_by=unlabelled_by)
-            rules = RecordRules(units=units, image_roots=roots)
+            rules = RecordRules(units=None if roots else _units_of_records(path, units), image_roots=roots)
             return _show_records(records, rules, model, written, unlabelled_by, as_json=as_json)
     except ImportFailed as failed:
         return failed.code
+
+
+def _units_of_records(path: Path, units: AnyUnits | None) -> Unit | None:
+    """Return the units of plain numbers in a data file. Raises ConfigError for those that annotations alone have."""
+    if units == "shares" or units == "thousandths":
+        rule = f"is of annotations, and {path} is a data file, whose plain numbers are bins or pixels"
+        raise refused("--units", units, rule, "give --units bins or pixels, or leave it out")
+    return units
 
 
 def _show_records(

@@ -6,19 +6,20 @@ import shlex
 from pathlib import Path
 
 from stage2_cli.console import with_progress
-from stage2_cli.steps import run_step, with_records
+from stage2_cli.steps import check_same, run_undone, with_records
 from stage2_report.terminal import Terminal
 from stage2_trainer.data.files import check_folder
 from stage2_trainer.prepare.project_request import ProjectRequest, check_request
 from stage2_trainer.prepare.stock_model import source_of
-from stage2_trainer.process.activity import ACTIVITY
+from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 
 
 def prepare_model(model: str, output: Path) -> int:
     """Add the tokens, and print the result; return 0. Raises ConfigError."""
     check_folder("--output", output)
     source_of(model)
-    from stage2_trainer.prepare.coordinate_tokens import prepare
+    with ACTIVITY.doing(LIBRARIES):
+        from stage2_trainer.prepare.coordinate_tokens import prepare
 
     console = Terminal()
     with ACTIVITY.doing(f"adding coordinate tokens to {model}"):
@@ -31,21 +32,25 @@ def prepare_model(model: str, output: Path) -> int:
     return 0
 
 
-def init_project(request: ProjectRequest) -> int:
+def init_project(request: ProjectRequest, units: str | None = None) -> int:
     """Create the folder, and print its contents and the next commands; return 0. Raises ConfigError.
 
-    Annotations are imported first, by a command that is printed; if it fails, its exit code is returned.
+    Annotations are imported first, by a command that is printed; if it fails, its exit code is returned. What it has
+    written stays if a later check fails: the corrected line, or `stage2 train`, goes on from there. units: of the
+    annotations' coordinates.
     """
-    step, records = with_records(request)
+    step, records = with_records(request, units)
     check_request(request, imported=step is not None)
     if step is not None:
-        Terminal().print(f"$ {step.line}", style="bold")
-        if code := run_step(step):
+        check_same(request, units, records.data)
+        if code := run_undone(step):
             return code
     request = records
-    from stage2_trainer.prepare.project_folder import create_project
+    with ACTIVITY.doing(LIBRARIES):
+        from stage2_trainer.prepare.project_folder import create_project
 
-    project = create_project(request, with_progress)
+    with ACTIVITY.doing(f"creating {request.output}"):
+        project = create_project(request, with_progress)
     console = Terminal()
     lengths = project.measures
     console.print(f"records: {lengths.records:,} to train on, {lengths.held_out:,} held out")

@@ -41,6 +41,10 @@ Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast serv
 Units = Annotated[
     Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers if the records do not state it.")
 ]
+AnnotationUnits = Annotated[
+    Literal["pixels", "shares", "thousandths"] | None,
+    typer.Option("--units", help="Units of the annotations, where the form does not name them: see `import`."),
+]
 Longer = Annotated[
     float | None,
     typer.Option(
@@ -134,12 +138,14 @@ def init(
         list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of their data file.")
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
+    annotation_units: AnnotationUnits = None,
 ) -> None:
     """Create a project folder from data: records, prepared model, a job file for each stage, a README."""
     from stage2_cli.init import init_project
     from stage2_trainer.prepare.project_request import ProjectRequest
 
-    raise typer.Exit(init_project(ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))))
+    request = ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))
+    raise typer.Exit(init_project(request, annotation_units))
 
 
 @app.command()
@@ -158,10 +164,7 @@ def train(  # noqa: PLR0913 - one parameter for each option
     images: Annotated[
         list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of the data.")
     ] = None,
-    annotation_units: Annotated[
-        Literal["pixels", "shares", "thousandths"] | None,
-        typer.Option("--units", help="Units of the annotations, where the form does not name them: see `import`."),
-    ] = None,
+    annotation_units: AnnotationUnits = None,
     changes: Changes = None,
 ) -> None:
     """Train both stages on this machine: import, init, run, export, report and infer, each printed as a command."""
@@ -179,7 +182,10 @@ def data(  # noqa: PLR0913 - one parameter for each option
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A data file, or a file or folder that `stage2 import` reads.")
     ],
-    units: Units = None,
+    units: Annotated[
+        Literal["bins", "pixels", "shares", "thousandths"] | None,
+        typer.Option(help="Units that the records do not state (bins, pixels), or those of annotations: see `import`."),
+    ] = None,
     model: Annotated[
         Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
     ] = None,
@@ -470,7 +476,9 @@ def infer(  # noqa: PLR0913 - one parameter for each option
         str,
         typer.Argument(metavar="MODEL", help="A checkpoint, a run's folder, an export, a hub's name, or a URL."),
     ],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images.")],
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images, without the folders below.")
+    ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures and boxes.jsonl.")] = Path("boxes"),
     base: Annotated[
         str | None, typer.Option(metavar="DIR", help="Base model of an adapter; by default the recorded one.")

@@ -5,6 +5,8 @@ The first is the import of annotations, for each command that takes a data file.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shlex
 import signal
@@ -16,12 +18,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from stage2_api.errors import refused
+from stage2_api.errors import ConfigError, Problem, refused
+from stage2_report.terminal import Terminal
+from stage2_trainer.data.files import files_below, name_below, open_regular
+from stage2_trainer.prepare.annotations import IMAGE_ENDINGS
 from stage2_trainer.prepare.formats import data_file, import_words
 from stage2_trainer.prepare.project_request import ProjectRequest
 
 STDERR = 2  # the file descriptor
-_SIGNALLED = 128  # a shell's exit code for a process that a signal ended, without the signal's number
+SIGNALLED = 128  # a shell's exit code for a process that a signal ended, without the signal's number
 
 
 @dataclass(frozen=True)
@@ -59,9 +64,72 @@ def with_records(request: ProjectRequest, units: str | None = None) -> tuple[Ste
             raise refused("--units", units, rule, "leave it out")
         return None, replace(request, data=data_file(request.data, own))
     folder = request.data if request.data.is_dir() else request.data.parent
-    named = () if units is None else ("--units", units)
-    step = Step(("import", *words, *named, "--output", str(records)), Path.cwd(), records.absolute())
+    step = Step(("import", *words, *_named(units), "--output", str(records)), Path.cwd(), records.absolute())
     return step, replace(request, data=records, images=request.images or (folder,))
+
+
+def _named(units: str | None) -> tuple[str, ...]:
+    return () if units is None else ("--units", units)
+
+
+def check_same(request: ProjectRequest, units: str | None, records: Path | None) -> None:
+    """Raise ConfigError if a product of an earlier call was made from something else; note what this one is made from.
+
+    records: what the import writes.
+    """
+    output = request.output
+    note, project = note_of(output), output / "stage2.yaml"
+    of_records = {"--data": _digest(request.data, output), "--units": units}
+    of_project = of_records | {
+        "--val-data": request.held_out and _digest(request.held_out, output),
+        "--images": sorted(str(one.resolve()) for one in request.images),
+        "--model": request.model,
+        "--gpus": request.gpus,
+    }
+    shown = of_project | {"--data": str(request.data), "--val-data": request.held_out and str(request.held_out)}
+    for product, made_from in ((project, of_project), (records, of_records)):
+        if product is None or not product.exists():
+            continue
+        noted = _noted(note)
+        changed = [option for option, value in made_from.items() if noted.get(option, ...) != value]
+        old = ", ".join(str(path) for path in (output, records, note) if path is not None and path.exists())
+        way_out = f"name another --output, or remove {old}"
+        if not noted:
+            rule = f"has {product.name} already, and no {note.name} that says what it was made from"
+            raise refused("--output", str(output), rule, way_out)
+        if changed:
+            rule = f"is not what {product} was made from"
+            raise ConfigError([Problem(option, shown[option], rule, way_out) for option in changed])
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(of_project, indent=1) + "\n", encoding="utf-8")
+
+
+def _noted(note: Path) -> dict[str, object]:
+    """Return what a project was made from; empty where nothing says so."""
+    try:
+        noted = json.loads(note.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
+
+
+def _digest(data: Path, output: Path) -> str:
+    """Return a digest of a file, or of a folder: of the names and sizes of images, and the content of all else.
+
+    What training has written into the folder does not count.
+    """
+    digest = hashlib.sha256()
+    own = str(output.absolute())
+    for file in [data] if data.is_file() else sorted(files_below(data)):
+        if not file.is_file() or str(file.absolute()).startswith(own):
+            continue
+        size = file.stat().st_size
+        digest.update(f"{name_below(file, data)}\0{size}\0".encode(errors="surrogateescape"))
+        if file.suffix.lower() not in IMAGE_ENDINGS:
+            with open_regular(file) as content:
+                while part := content.read(1 << 20):
+                    digest.update(part)
+    return digest.hexdigest()
 
 
 class ImportFailed(Exception):
@@ -73,10 +141,10 @@ class ImportFailed(Exception):
 
 
 @contextmanager
-def imported(path: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+def imported(path: Path, units: str | None = None) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """Yield the data file of annotations, which is gone after the block, and the folder of their images.
 
-    A data file is yielded itself. Raises ConfigError, and ImportFailed.
+    A data file is yielded itself. units: of the annotations. Raises ConfigError, and ImportFailed.
     """
     words = import_words(path) if os.path.isdir(path) or os.path.isfile(path) else None
     if words is None:
@@ -84,10 +152,20 @@ def imported(path: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
         return
     with TemporaryDirectory() as folder:
         records = Path(folder, f"{path.resolve().stem}.jsonl")
-        step = Step(("import", *words, "--output", str(records)), Path.cwd())
+        step = Step(("import", *words, *_named(units), "--output", str(records)), Path.cwd())
         if code := run_step(step, output=STDERR):
             raise ImportFailed(code)
         yield records, (str(path if os.path.isdir(path) else path.parent),)
+
+
+def run_undone(step: Step) -> int:
+    """Print a step and run it to its end, unless its product is there; return its exit code."""
+    console = Terminal()
+    if step.product is not None and step.product.exists():
+        console.print(f"done before: {step.line}")
+        return os.EX_OK
+    console.print(f"$ {step.line}", style="bold")
+    return run_step(step)
 
 
 def run_step(step: Step, output: int | None = None) -> int:
@@ -102,4 +180,4 @@ def run_step(step: Step, output: int | None = None) -> int:
             with suppress(KeyboardInterrupt):
                 process.wait()
         signal.signal(signal.SIGTERM, before)
-    return process.returncode if process.returncode >= 0 else _SIGNALLED - process.returncode
+    return process.returncode if process.returncode >= 0 else SIGNALLED - process.returncode

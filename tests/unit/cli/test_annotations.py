@@ -49,3 +49,54 @@ def test_init_command_prints_its_import_and_continues(folder: Path) -> None:
     assert "$ stage2 import labelme photos --output run.jsonl" in done.stdout
     assert "--data: 'run.jsonl'\n    rule: must hold two records at least" in done.stderr
     assert (folder / "run.jsonl").exists()
+
+
+def failed_init(folder: Path) -> subprocess.CompletedProcess[str]:
+    odd_sets.picture(folder / "photos" / "b.png")
+    words = ["--data", "photos", "--model", "./lost", "--gpus", "0", "--output", "run"]
+    return stage2(folder, "init", *words)
+
+
+def test_init_goes_on_from_the_import_of_a_failed_attempt(folder: Path) -> None:
+    """It refused its own run.jsonl, and told the person to remove it."""
+    assert failed_init(folder).returncode == 64
+    again = failed_init(folder)
+    assert "done before: stage2 import labelme photos --output run.jsonl" in again.stdout
+    assert "--data: 'run.jsonl'\n    rule: must hold two records at least" in again.stderr
+
+
+def test_init_refuses_records_of_other_annotations(folder: Path) -> None:
+    failed_init(folder)
+    (folder / "photos" / "b.json").write_text("{}")
+    again = failed_init(folder)
+    assert again.returncode == 64
+    assert "is not what run.jsonl was made from" in again.stderr
+
+
+def test_data_and_init_take_the_units_of_annotations(folder: Path) -> None:
+    """The import asks for --units, which neither of the two had."""
+    answer = json.dumps([{"bbox_2d": [100, 200, 600, 1000], "label": "cat"}])
+    line = {"image": "photos/a.png", "conversations": [{"from": "gpt", "value": answer}]}
+    (folder / "x.jsonl").write_text(json.dumps(line) + "\n")
+    done = stage2(folder, "data", "x.jsonl", "--units", "thousandths", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["classes"] == {"cat": 1}
+    words = ["--data", "x.jsonl", "--model", "./lost", "--gpus", "0", "--output", "run"]
+    done = stage2(folder, "init", *words, "--units", "thousandths")
+    assert "$ stage2 import chat x.jsonl --images . --units thousandths --output run.jsonl" in done.stdout
+    assert (folder / "run.jsonl").exists()
+
+
+def test_data_refuses_units_that_no_data_file_has(folder: Path) -> None:
+    (folder / "x.jsonl").write_text("")
+    done = stage2(folder, "data", "x.jsonl", "--units", "shares")
+    assert done.returncode == 64
+    assert "is of annotations, and x.jsonl is a data file" in done.stderr
+
+
+def test_folder_whose_name_begins_with_a_dash_is_imported(folder: Path) -> None:
+    (folder / "photos").rename(folder / "-photos")
+    done = stage2(folder, "data", "./-photos", "--json")
+    assert done.returncode == 0, done.stderr
+    words = ["--data=-photos", "--model", "./lost", "--gpus", "0", "--output", "run"]
+    assert "1 record, 1 object" in stage2(folder, "init", *words).stdout

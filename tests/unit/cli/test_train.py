@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import stage2_cli.train
 from stage2_api.errors import ConfigError
-from stage2_cli.train import _first_steps, train
+from stage2_cli.train import _first_steps, _way_on, train
 from stage2_trainer.prepare.project_request import ProjectRequest
 
 STAGE2 = str(Path(sys.executable).with_name("stage2"))
@@ -55,6 +56,12 @@ def test_train_command_chooses_import_by_form_of_data(
     assert first_line(tmp_path, monkeypatch, capfd, data).startswith(command)
 
 
+@pytest.mark.parametrize(("code", "words"), [(64, "correct what"), (75, "another try"), (130, "was stopped")])
+def test_what_to_do_after_a_step_follows_its_exit_code(code: int, words: str) -> None:
+    """After Ctrl-C there was nothing to correct."""
+    assert words in _way_on(code)
+
+
 @pytest.mark.parametrize("files", [[], ["a.jpg"], ["a.json", "b.json"], ["a.jsonl", "b.jsonl"]])
 def test_folder_of_unknown_form_is_refused_with_known_forms(tmp_path: Path, files: list[str]) -> None:
     for name in files:
@@ -72,6 +79,14 @@ def test_missing_data_folder_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 64
     assert "--data: 'lost'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_gpus_of_a_machine_without_a_driver_are_refused_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 17 GB was fetched and prepared, and then there was no GPU."""
+    monkeypatch.setattr(stage2_cli.train, "loaded_driver", lambda: None)
+    with pytest.raises(ConfigError) as refused:
+        train(ProjectRequest(tmp_path / "lost", None, "lost", 4, tmp_path / "run"))
+    assert [(problem.path, problem.value) for problem in refused.value.problems] == [("--gpus", 4)]
 
 
 def begun(tmp_path: Path, **changes: Any) -> ProjectRequest:

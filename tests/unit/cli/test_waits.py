@@ -1,10 +1,12 @@
 """What a person sees who waits: `stage2 run` without a terminal, and the lines of commands on standard error."""
 
+import ast
 import json
 import subprocess
 import sys
 import time
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,59 @@ main.call(program)
         )
     assert done.stdout == b"result\n"
     assert errors.read_text().startswith("reading headers: 0 of 7 images (")
+
+
+ROOT = Path(__file__).parents[3]
+HOMES = {"api": "crds", "trainer": "trainer", "report": "report", "cli": "cli"}
+HEAVY = ("torch", "transformers", "peft")
+
+
+def named_modules(node: ast.AST) -> list[str]:
+    """Return the modules that a statement imports, and what it takes from them."""
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+    return []
+
+
+@cache
+def is_heavy(module: str) -> bool:
+    """Whether importing a module imports PyTorch or transformers."""
+    package, *parts = module.split(".")
+    if package in HEAVY:
+        return True
+    home = HOMES.get(package.removeprefix("stage2_"))
+    file = ROOT.joinpath(home, package, *parts).with_suffix(".py") if home else Path("lost")
+    return file.is_file() and any(is_heavy(name) for node in parsed(file).body for name in named_modules(node))
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def unnamed_imports(file: Path) -> list[str]:
+    """Return the heavy imports in a file's functions that no `ACTIVITY.doing` names."""
+    tree = parsed(file)
+    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.With))
+    naming = (block for block in blocks if any("ACTIVITY.doing" in ast.unparse(item) for item in block.items))
+    named = {id(part) for block in naming for part in ast.walk(block)}
+    inner = (
+        node for function in ast.walk(tree) if isinstance(function, ast.FunctionDef) for node in ast.walk(function)
+    )
+    return [
+        f"{file.name}:{node.lineno}"
+        for node in inner
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        and id(node) not in named
+        and any(map(is_heavy, named_modules(node)))
+    ]
+
+
+def test_commands_name_the_import_of_heavy_libraries() -> None:
+    """`stage2 init` said nothing for 43 seconds on a busy machine."""
+    files = [*ROOT.glob("cli/stage2_cli/*.py"), *ROOT.glob("report/stage2_report/*.py")]
+    files += ROOT.glob("trainer/stage2_trainer/infer/*.py")
+    assert is_heavy("stage2_trainer.learner.build")
+    assert [line for file in sorted(files) for line in unnamed_imports(file)] == []

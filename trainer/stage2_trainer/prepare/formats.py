@@ -28,7 +28,7 @@ def import_words(data: Path, images: Sequence[Path] = (), own: Collection[str] =
     annotations if they lie in the folder. Raises ConfigError for what no import reads.
     """
     if os.path.isfile(data / "data.yaml") or data.suffix in (".yaml", ".yml"):
-        return "yolo", str(data)
+        return "yolo", _argument(data)
     file = _only_file(data, own)
     if file is None and os.path.isdir(data):
         return _folder_words(data)
@@ -41,9 +41,9 @@ def import_words(data: Path, images: Sequence[Path] = (), own: Collection[str] =
     reader = form.reader if form else ""
     beside = str(images[0] if images else file.parent)
     if reader == "labelme":
-        return "labelme", str(data if os.path.isdir(data) else file.parent)
+        return "labelme", _argument(data if os.path.isdir(data) else file.parent)
     if reader in ("labelstudio", "chat"):
-        return reader, str(file), "--images", beside
+        return reader, _argument(file), "--images", beside
     if file.suffix == ".json":  # COCO, or a file that its reader describes
         return "coco", "--annotations", str(file), "--images", beside
     if file.suffix == ".jsonl":
@@ -70,12 +70,17 @@ def _only_file(data: Path, own: Collection[str]) -> Path | None:
 def _folder_words(folder: Path) -> tuple[str, ...]:
     """Return the words for a folder of many annotation files. Raises ConfigError."""
     if any(folder.glob("*.xml")) or os.path.isdir(folder / "Annotations"):
-        return "voc", str(folder)
+        return "voc", _argument(folder)
     below = sorted(path for path in islice(files_below(folder), MOST_LISTED) if path.suffix.lower() == ".json")
     forms = (form_of(first_value(path)) for path in below[:MOST_OPENED])
     if any(form is not None and form.reader == "labelme" for form in forms):
-        return "labelme", str(folder)
+        return "labelme", _argument(folder)
     raise _unknown(folder)
+
+
+def _argument(path: Path) -> str:
+    """Return a path as an argument of a command, which would take one with a leading dash for an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)
 
 
 def first_value(path: Path) -> object:
