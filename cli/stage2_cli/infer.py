@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem, counted, refused
-from stage2_api.log_lines import json_text
+from stage2_api.log_lines import json_text, print_error
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.prepare.annotations import IMAGE_ENDINGS
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stage2_trainer.infer.answered_image import AnsweredImage
 
 RESULTS = "boxes.jsonl"
-WAY_OUT = "name images, or folders of images"
 
 
 def infer_images(
@@ -36,9 +35,9 @@ def infer_images(
 ) -> int:
     """Answer each image; draw it and write a JSON line into the folder `output`; return 0.
 
-    options: of `Model`. Raises ConfigError, before the model is loaded, for images that cannot be read.
+    options: of `Model`. Raises ConfigError, before the model is loaded, for a named image that cannot be read.
     """
-    found = list(_readable(images))
+    found = _readable(images)
     _check_output(output, found)
     from stage2_trainer.infer.model import Model
 
@@ -63,22 +62,34 @@ def infer_images(
     return os.EX_OK
 
 
-def _readable(images: Sequence[Path]) -> Iterator[Path]:
-    """Yield the images, those of a folder by name. Raises ConfigError with everything that cannot be read."""
-    problems = []
-    for image in images:
-        files = _files_of(image)
-        if not files:
-            problems.append(Problem("IMAGE", str(image), "the folder has no images", WAY_OUT))
-        for file in files:
+def _readable(images: Sequence[Path]) -> list[Path]:
+    """Return the images, those of a folder by name; what cannot be read in a folder is left out, and printed.
+
+    Raises ConfigError with each image that was named and cannot be read, and if no image is left.
+    """
+    problems = [
+        Problem("IMAGE", str(image), "the folder has no images", "name images, or folders of images")
+        for image in images
+        if not _files_of(image)
+    ]
+    files = [(file, image) for image in images for file in _files_of(image)]
+    found: list[Path] = []
+    left_out: list[Problem] = []
+    with ACTIVITY.doing("reading", len(files), "images") as reading:
+        for file, image in files:
             try:
                 load_image(str(file))
             except ImageError as error:
-                problems.append(Problem("IMAGE", str(file), error.fault or str(error), WAY_OUT))
+                flaw = Problem("IMAGE", str(file), error.fault or str(error), "replace the file, or leave it out")
+                (problems if file == image else left_out).append(flaw)
             else:
-                yield file
-    if problems:
-        raise ConfigError(problems)
+                found.append(file)
+            reading.advance()
+    if problems or not found:
+        raise ConfigError(problems + left_out)
+    for flaw in left_out:
+        print_error(f"left out: {flaw.value}: {flaw.rule}")
+    return found
 
 
 def _files_of(image: Path) -> list[Path]:
@@ -100,17 +111,18 @@ def _check_output(output: Path, images: Sequence[Path]) -> None:
 
 
 def _picture_names(images: Sequence[Path]) -> list[str]:
-    """Return a name for each picture: the image's own, with a number where another image has it.
+    """Return a name for each picture: the image's own, with a number where another image has it, and never hidden.
 
-    >>> _picture_names([Path("a/cat.jpg"), Path("b/cat.png"), Path("dog.jpg")])
+    >>> _picture_names([Path("a/cat.jpg"), Path("b/cat.png"), Path("..dog.jpg")])
     ['cat.png', 'cat-2.png', 'dog.png']
     """
     names: list[str] = []
     for image in images:
-        name, number = f"{image.stem}.png", 1
+        stem = image.stem.lstrip(".") or "image"
+        name, number = f"{stem}.png", 1
         while name in names:
             number += 1
-            name = f"{image.stem}-{number}.png"
+            name = f"{stem}-{number}.png"
         names.append(name)
     return names
 

@@ -84,7 +84,9 @@ def test_picture_draws_each_class_in_single_colour(image):
     assert lines[0] == lines[2] != lines[1]
 
 
-def test_checkpoint_is_prompted_as_in_training(checkpoint):
+def test_checkpoint_is_prompted_as_in_training(checkpoint, image, recwarn):
+    assert Model(checkpoint).answer(image).text
+    assert [one for one in recwarn if "max_pixels" in str(one.message)] == []
     assert Model(checkpoint).question == Question("What is here?", "You list objects.", None, 4096, 12)
     assert Model(checkpoint, prompt="Cats?", max_new_tokens=3).question.prompt == "Cats?"
 
@@ -122,6 +124,34 @@ def test_image_folder_yields_pictures_and_json_lines(checkpoint, image, tmp_path
     assert [(Path(one["image"]).name, one["width"]) for one in lines] == [(image.name, 200), ("cat and sofa.png", 50)]
     assert [Image.open(one["picture"]).width for one in lines] == [1024, 1024]
     assert len({one["picture"] for one in lines}) == 2
+
+
+def test_folder_with_a_broken_image_is_answered_without_it(checkpoint, image, tmp_path):
+    """One broken photo of 300 refused them all."""
+    (tmp_path / "broken.jpg").write_bytes(image.read_bytes()[:200])
+    (tmp_path / "page.PNG").write_text("<!DOCTYPE html>")
+    done = inferred(checkpoint, tmp_path, "--output", tmp_path / "boxes")
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["image"] for line in (tmp_path / "boxes/boxes.jsonl").open()] == [str(image)]
+    assert re.findall(r"left out: .*/([\w.]+): ", done.stderr) == ["broken.jpg", "page.PNG"]
+    assert "HTML, no image" in done.stderr
+
+
+def test_named_broken_image_and_folder_without_a_whole_one_are_refused(image, tmp_path):
+    image.write_bytes(image.read_bytes()[:200])
+    for words in ([image], [tmp_path]):
+        done = inferred("no-model-here", *words, "--output", tmp_path / "out")
+        assert [problem.value for problem in done.exception.problems] == [str(image)]
+        assert "replace the file" in done.exception.problems[0].way_out
+
+
+def test_image_whose_name_begins_with_a_dot_yields_a_visible_picture(image):
+    """A held-out ..39.webp was drawn as ..39.png, which no file manager shows."""
+    hidden = image.rename(image.with_name("..39.jpg"))
+    with answering(lambda path, _: (200, MODELS if path == "/v1/models" else REPLY)) as server:
+        done = inferred(server.url, hidden, "--output", image.parent / "boxes")
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (image.parent / "boxes").iterdir()) == ["39.png", "boxes.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 LLM, VIT, ALIGNER = "llm", "vit", "aligner"
 
+_EDGES = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}  # what an image processor calls them
 # The parts of Qwen3-VL by parameter name; the first pattern that matches wins. The aligner (the mergers that project
 # patches into the language model's width) lives inside the vision tower.
 _PARTS = (
@@ -132,7 +133,12 @@ def load_processor(path: Path | str, remote_code: bool = False, /, **pixel_limit
     """
     _check_directory(path)
     with ACTIVITY.doing(f"loading the tokenizer of {path}"):
-        return AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote_code, **pixel_limits)
+        processor = AutoProcessor.from_pretrained(path, local_files_only=True, trust_remote_code=remote_code)
+    if pixel_limits:  # from_pretrained would give them to the tokenizer too, and each call would warn of them
+        images = processor.image_processor
+        limits = {_EDGES[name]: limit for name, limit in pixel_limits.items()}
+        images.size = type(images.size)(**{**dict(images.size), **limits})
+    return processor
 
 
 def coord_vocab(tokenizer: Any, model: str) -> CoordVocab:
