@@ -26,6 +26,8 @@ UsageError = typer.BadParameter.__base__  # of click, or of typer itself where i
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^):]+)\)")
 UNLISTED = re.compile(r"bench/|examples/|docs/decisions/0|docs/(testing|dependencies)\.md|CODE_OF_CONDUCT")
 """Pages that a reader finds by a link alone."""
+PEERS = re.findall(r"^\| .*tests/.*$", (ROOT / "docs/peers.md").read_text(encoding="utf-8"), re.MULTILINE)
+"""Rows of the table of what other tools do, and of our commands for it."""
 PROGRAMS = {"stage2": get_command(app), "kubectl stage2": get_command(jobs)}
 
 
@@ -40,6 +42,7 @@ def calls() -> Iterator[tuple[str, list[str]]]:
     """Yield each call of stage2 on the pages: the program, and its arguments."""
     texts = [commands for _, _, commands in blocks()]
     texts += [line for page in PAGES for line in re.findall(r"^    (\w+ .*)$", page.read_text("utf-8"), re.MULTILINE)]
+    texts += [command for row in PEERS for command in re.findall(r"`(stage2 [^`]+)`", row)]
     for text in texts:
         for call in re.split(r"\n|;|&&|\||\bdo\b", text.replace("\\\n", " ").replace("$i", "0")):
             if found := re.match(r"\s*(?:[A-Z_0-9]+=\S* +)*(stage2|kubectl stage2) (.*)", call):
@@ -70,6 +73,15 @@ def test_documented_commands_accept_their_arguments() -> None:
     found = list(calls())
     assert len(found) > 40
     assert [why for program, words in found if (why := refusal(program, words))] == []
+
+
+def test_each_row_about_other_tools_has_a_command_and_a_test_of_it() -> None:
+    assert len(PEERS) > 12
+    for row in PEERS:
+        commands, test = re.findall(r"`stage2 (\w+)", row), re.findall(r"`(tests/[\w/]+\.py)` \|$", row)
+        assert commands, row
+        text = (ROOT / test[0]).read_text(encoding="utf-8")
+        assert any(re.search(rf"\b{command}", text) for command in commands), row
 
 
 def test_conditions_page_lists_every_status_reason() -> None:
