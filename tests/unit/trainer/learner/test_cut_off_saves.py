@@ -24,7 +24,10 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 
+from stage2_trainer.learner import loop
 from stage2_trainer.model.checkpoints import PREFIX, UNFINISHED, newest_whole
+from stage2_trainer.model.tensor_files import WAITING
+from stage2_trainer.process.ranks import rank
 from stage2_trainer.process.torchrun import joined_exit_code
 from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.support.forked import SAVING
@@ -246,8 +249,12 @@ def _step(checkpoint: Path) -> int:
 
 
 @pytest.fixture
-def learn(model, encoder, image_paths, tmp_path):
-    """A function that trains in a copy of this process, from the newest checkpoint, and saves after each step."""
+def learn(model, encoder, image_paths, tmp_path, monkeypatch):
+    """A function that trains in a copy of this process, from the newest checkpoint, and saves after each step.
+
+    Each process writes a file of its own, as where segments wait; here none do.
+    """
+    monkeypatch.setattr(loop, "save_waiting", write_waiting)
     for name, one in model.named_parameters():  # an optimizer of few tensors makes few calls
         one.requires_grad_(name.endswith("language_model.norm.weight"))
     records = [record(path, i, object_1=box("red box", 0, 0, 100, 100)) for i, path in enumerate(image_paths[:2])]
@@ -275,6 +282,12 @@ def learn(model, encoder, image_paths, tmp_path):
     importlib.import_module(SAVING)
     gc.freeze()  # for good: what tests/conftest.py has frozen would thaw with it
     return run
+
+
+def write_waiting(folder, segments):
+    """Write the segments that wait in this process, even if none do."""
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(list(segments), folder / f"{WAITING}{rank():05d}.pt")
 
 
 def together(run, folder):
@@ -312,6 +325,7 @@ def test_learner_with_interrupted_saves_reaches_same_weights(learn, tmp_path):
 def test_two_processes_with_interrupted_saves_resume_from_same_checkpoint(learn, tmp_path):
     run = partial(together, learn)
     cases = cases_of(tmp_path / "first", run, count=CASES_TOGETHER, seed=SEED, several=True)
+    cases.append(Case(KILLED, Place("openat", f"{WAITING}00001.pt"), 1))  # the other process publishes
     outcomes = list(cut_off(tmp_path / "run", run, cases, like=tmp_path / "first", several=True))
     assert len({one.case.kind for one in outcomes}) > 2
     log = [(tmp_path / f"run.{rank}").read_text().splitlines() for rank in range(2)]
