@@ -46,8 +46,8 @@ def _vllm(model: str) -> Any:
     from typing import get_args
 
     from vllm import tasks
+    from vllm.entrypoints.cli.serve import make_arg_parser  # its own module moved from 0.32 to 0.33
     from vllm.entrypoints.launchers.app import build_app
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", model])

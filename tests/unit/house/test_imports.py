@@ -1,10 +1,15 @@
 """The import law, seen from a fresh interpreter: what each room drags in when it is opened."""
 
+import ast
 import subprocess
 import sys
+from functools import cache
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[3]
+FOLDERS = [ROOT / name for name in (".", "crds", "trainer", "report", "cli", "hack", "examples")]
 HEAVY = {"torch", "transformers", "vllm", "kopf", "kubernetes", "deepspeed", "peft"}
 
 
@@ -62,3 +67,40 @@ def test_learner_imports_without_deepspeed() -> None:
         f"{WITHOUT_DEEPSPEED}{learner}\nimport accelerate.utils\nassert not hasattr(accelerate.utils, 'DummyOptim')"
     )
     assert "deepspeed" not in loaded
+
+
+@cache
+def imported(file: Path) -> frozenset[str]:
+    """Return what a file imports while it is imported itself: modules, and names that may be modules."""
+    found: set[str] = set()
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update([node.module, *(f"{node.module}.{alias.name}" for alias in node.names)])
+    return frozenset(found)
+
+
+@cache
+def sources(module: str) -> tuple[Path, ...]:
+    """Return the file of one of our own modules; none of any other module."""
+    paths = [folder.joinpath(*module.split(".")) for folder in FOLDERS]
+    return tuple(file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file())
+
+
+def needs_vllm(file: Path) -> bool:
+    """Whether a file cannot be imported where there is no vLLM."""
+    seen, left = set[Path](), {file}
+    while left:
+        seen |= left
+        modules = {module for one in left for module in imported(one)}
+        if any(module.partition(".")[0] == "vllm" for module in modules):
+            return True
+        left = {source for module in modules for source in sources(module)} - seen
+    return False
+
+
+def test_trainer_unit_tests_can_be_collected_without_vllm() -> None:
+    """The weekly run with the newest PyTorch has no vLLM, which asks for an older one."""
+    tests = (ROOT / "tests" / "unit" / "trainer").rglob("*.py")
+    assert [str(test.relative_to(ROOT)) for test in tests if needs_vllm(test)] == []

@@ -58,14 +58,10 @@ def serve(config: RunConfig, server: int, *, engine: str = "vllm", host: str | N
     endpoint = _endpoint(address, host)
     read_token(os.environ)
     if engine == "vllm":
-        require_engine_options(config)
+        if installed_platform() == "cuda" and (problem := server_problem(Installation.detect(os.environ))):
+            raise ConfigError((problem,))
+        require_engine_options(config)  # after the driver: vLLM's parser for GPUs fails where it finds none
     _require_free(endpoint, server, address, rlhf=config.rlhf)
-    if (
-        engine == "vllm"
-        and installed_platform() == "cuda"
-        and (problem := server_problem(Installation.detect(os.environ)))
-    ):
-        raise ConfigError((problem,))
     command, env = server_process(with_local_model(config), server, endpoint, engine)
     logger.info("server %d listens on %s:%d: %s", server, endpoint.host, endpoint.port, shlex.join(command))
     os.execve(command[0], command, env)

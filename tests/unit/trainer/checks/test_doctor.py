@@ -4,6 +4,7 @@ import math
 import shutil
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -65,6 +66,7 @@ def examine(config, *, on=None, devices=None, cpu=False):
     return {finding.what: finding for finding in findings}
 
 
+@pytest.mark.skipif(find_spec("vllm") is None, reason="a requirement is missing")
 def test_run_with_all_requirements_met_is_good(config):
     findings = examine(config(matching={"recipe": "recommended"}), devices=Devices(3, 1, 1))
     assert {finding.verdict for finding in findings.values()} == {"good"}

@@ -101,7 +101,9 @@ def test_gpu_server_with_hidden_gpus_is_refused_before_start(monkeypatch, tmp_pa
     monkeypatch.setattr(launch, "installed_platform", lambda: "cuda")
     monkeypatch.setattr(launch, "server_process", lambda *_: pytest.fail("the check must end it before"))
     address = {"base_url": f"http://127.0.0.1:{free_port()}", "group_port": 51216}
-    config = run_config(matching={"vllm": {"mode": "server", "server": {"servers": [address]}}})
+    server = {"mode": "server", "server": {"servers": [address]}, "engine": {"seed": 3}}
+    monkeypatch.setattr(launch, "refused_by_vllm", lambda _: pytest.fail("vLLM's parser needs a GPU"))
+    config = run_config(matching={"vllm": server})
     with pytest.raises(ConfigError, match="all GPUs are hidden from it"):
         launch.serve(config, 0)
 

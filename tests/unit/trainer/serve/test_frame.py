@@ -8,9 +8,7 @@ from bench.coco_names import qwen_like_tokenizer
 from transformers import AutoTokenizer
 
 from stage2_trainer.matching import ground_truth, serialize_objects
-from stage2_trainer.serve import frame_proposer
 from stage2_trainer.serve.frame import LEAD, NEVER, Frame
-from stage2_trainer.serve.frame_proposer import FrameProposer
 from tests.integration.conftest import ROOT
 
 MOST = 24
@@ -110,6 +108,9 @@ def test_frame_between_coordinates_is_drafted_without_tokens_for_keys(tokenizer,
 
 
 def test_vllm_gets_drafts_only_for_requests_with_new_tokens_and_room(tokenizer, monkeypatch):
+    pytest.importorskip("vllm")
+    from stage2_trainer.serve import frame_proposer
+
     monkeypatch.setattr(frame_proposer, "cached_tokenizer_from_config", lambda _: tokenizer)
     text = encode(tokenizer, PROMPT + '{"object_1": {"desc": "dog", "bbox_2d": ["<|coord_1|>')
     longest = len(text) + 1
@@ -120,7 +121,7 @@ def test_vllm_gets_drafts_only_for_requests_with_new_tokens_and_room(tokenizer, 
     rows = np.zeros((3, longest), dtype=np.int32)
     rows[:, : len(text)] = text
     first = encode(tokenizer, '", "')[:1].tolist()
-    proposer = FrameProposer(config)
+    proposer = frame_proposer.FrameProposer(config)
     lengths = np.array([len(text), len(text), longest], dtype=np.int32)
     assert proposer.propose([[int(text[-1])], [], [0]], lengths, rows) == [first, [], []]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError
 from stage2_api.parsing import parse_job, parse_run_config
@@ -69,7 +68,8 @@ def test_gpu_server_command_uses_nccl_and_configured_memory_share():
     assert found["gpu-memory-utilization"] == "0.9"
 
 
-def test_nccl_transport_is_refused_for_cpu_vllm():
+def test_nccl_transport_is_refused_for_cpu_vllm(monkeypatch):
+    monkeypatch.setattr(launch, "installed_platform", lambda: "cpu")
     with pytest.raises(ConfigError, match=r"sync\.transport.*NCCL needs servers on GPUs"):
         server_process(config({"sync": {"transport": "nccl"}}), 0, ENDPOINT, "vllm")
 
@@ -113,6 +113,7 @@ def test_engine_arguments_become_flags_in_either_spelling():
 
 
 def test_engine_arguments_are_validated_by_installed_vllm():
+    pytest.importorskip("vllm")
     launch.require_engine_options(config({"engine": {"quantization": "fp8", "seed": 3, "async-scheduling": True}}))
     with pytest.raises(ConfigError) as caught:
         launch.require_engine_options(config({"engine": {"seed": "three", "ubatch_size": 2, "block_size": [1, 2]}}))
@@ -121,6 +122,7 @@ def test_engine_arguments_are_validated_by_installed_vllm():
 
 
 def test_every_allowed_engine_argument_exists_in_installed_vllm():
+    pytest.importorskip("vllm")
     values = {name: ["--" + name.replace("_", "-")] for name in ENGINE_OPTIONS}
     unknown = {name for name, reason in vllm_compat.refused_by_vllm(values).items() if "unrecognized" in reason}
     assert unknown == set(vllm_compat.REMOVED_OPTIONS)
@@ -213,10 +215,11 @@ def test_frame_speculation_is_on_for_gpus_and_small_cpu_batches_or_when_configur
 
 @pytest.mark.parametrize(("method", "lookup"), [("ngram", (2, 8)), ("frame", (2, 48))])
 def test_gpu_server_drafts_fewer_tokens_in_larger_batches(method, lookup):
+    dynamic = pytest.importorskip("vllm.v1.spec_decode.dynamic.utils")
     found = options(vllm_command(config({"speculation": method}), ENDPOINT, "cuda"))["speculative-config"]
     drafts = json.loads(found)
     assert (drafts["method"], drafts["prompt_lookup_min"], drafts["prompt_lookup_max"]) == ("ngram_gpu", *lookup)
-    table = build_dynamic_sd_schedule_lookup(
+    table = dynamic.build_dynamic_sd_schedule_lookup(
         drafts["num_speculative_tokens_per_batch_size"], 300, drafts["num_speculative_tokens"]
     )
     assert [table[at] for at in (1, 16, 17, 48, 49, 64, 65, 256, 300)] == [11, 11, 7, 7, 5, 5, 2, 2, 2]
