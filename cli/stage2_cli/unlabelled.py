@@ -30,10 +30,14 @@ PAGE_COLUMNS, PAGE_IMAGES, WIDTH = 4, 24, 340
 
 @dataclass(frozen=True)
 class Examined:
-    """The images of a data file that a model has answered, and what its answers agree on."""
+    """The images of a data file that a model has answered, and what its answers agree on.
+
+    boxless: how many of the answers have no box that can be read.
+    """
 
     records: Sequence[Record]
     images: Sequence[Agreement]
+    boxless: int = 0
 
     @property
     def estimate(self) -> Estimate:
@@ -53,7 +57,10 @@ class Examined:
         seen = f"{counted(found.images, 'image')}, {AGREED} of {SAMPLES} sampled answers agree"
         counts = f"on {found.found:,} of {counted(found.labels, 'label')}, and on {found.beside:,} boxes without one"
         if found.share is None:
-            return f"objects without a label: unknown ({seen} on no label: the model does not see these objects)"
+            why = f"{seen} on no label; {self.boxless:,} of {counted(found.images * SAMPLES, 'answer')} have no box"
+            return (
+                f"objects without a label: unknown ({why}: `stage2 infer --prompt` shows whether the prompt is right)"
+            )
         share, low, high = found.share
         return f"objects without a label: {share:.0%} [{low:.0%}, {high:.0%}] ({seen} {counts})"
 
@@ -79,12 +86,13 @@ def examine(path: Path, model: str, rules: RecordRules, *, all_images: bool = Fa
 
     loaded = Model(model)
     with ACTIVITY.doing("answering", len(chosen), "images") as doing:
-        found = []
+        found, boxless = [], 0
         for record in chosen:
-            answers = loaded.samples(record.images[0], SAMPLES)
-            found.append(Agreement.of_answers(_labels(record), [_boxes(one) for one in answers]))
+            answers = [_boxes(one) for one in loaded.samples(record.images[0], SAMPLES)]
+            found.append(Agreement.of_answers(_labels(record), answers))
+            boxless += sum(not boxes for boxes in answers)
             doing.advance(1)
-    return Examined(chosen, found)
+    return Examined(chosen, found, boxless)
 
 
 def write_labelled(path: Path, output: Path, rules: RecordRules, examined: Examined) -> None:

@@ -131,9 +131,19 @@ def test_share_of_unlabelled_objects_is_not_estimated_if_model_finds_no_label(
     serving, _ = server(DOG)
     with serving as served:
         show_data(data, unlabelled_by=served.url)
-    assert "objects without a label: unknown (2 images, 2 of 4 sampled answers agree on no label" in (
-        capsys.readouterr().out
-    )
+    assert (
+        "objects without a label: unknown (2 images, 2 of 4 sampled answers agree on no label; "
+        "0 of 8 answers have no box: `stage2 infer --prompt` shows whether the prompt is right)"
+    ) in capsys.readouterr().out
+
+
+def test_answers_without_box_are_counted_if_model_finds_no_label(
+    data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serving, _ = server()
+    with serving as served:
+        show_data(data, unlabelled_by=served.url)
+    assert "8 of 8 answers have no box" in capsys.readouterr().out
 
 
 def test_file_without_readable_image_is_refused(data: Path) -> None:
