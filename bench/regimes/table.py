@@ -14,7 +14,8 @@ FIGURES = (
 )  # fmt: skip
 COMPARED = FIGURES[:2]
 BASELINES = (
-    "start", "a", "a-long", "a-slow", f"a, {EARLY}", f"a, {BIASED}", "best-of-8", "cut", "own-labels", "agreed-labels",
+    "start", "a", "a-long", "a-slow", f"a, {EARLY}", f"a, {BIASED}", "best-of-8", "cut", "own-labels",
+    f"own-labels, {BIASED}", "own-labels-longer", "agreed-labels",
 )  # fmt: skip
 Line = Mapping[str, Any]
 
