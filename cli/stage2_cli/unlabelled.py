@@ -37,7 +37,7 @@ class Examined:
 
     records: Sequence[Record]
     images: Sequence[Agreement]
-    boxless: int = 0
+    boxless: int
 
     @property
     def estimate(self) -> Estimate:

@@ -1,8 +1,8 @@
 """The tokens of `Y_train`: the kept parts of the rollout, and the tail of missed objects.
 
-By default the prefix is unchanged (semantics, section 4.6). If objects are removed, or if the
-answer's text is trained on and its keys are not 1, 2, 3, ..., the remaining objects keep their own tokens, and their
-keys are renumbered (section 20, "Tokens").
+By default the prefix is unchanged (semantics, section 4.6). If objects are removed, or if the answer's
+text is trained on and its keys are not 1, 2, 3, ..., the remaining objects keep their own tokens, and their keys are
+renumbered (section 20, "Tokens").
 """
 
 from __future__ import annotations
