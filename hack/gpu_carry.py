@@ -111,15 +111,14 @@ def carry(folder: Path) -> int:
         return refuse("uv is not on PATH: pip install 'uv>=0.9,<1'")
     if vllm is None or vllm.origin is None:
         return refuse("vLLM is not installed, whose wrapper of NCCL comes along: activate what `make setup` installed")
-    with tempfile.TemporaryDirectory() as name:
-        site = Path(name)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as name:
+        site, whole = Path(name, "site"), Path(name, "whole")
         install(uv, site)
         stand_in(site / "vllm", Path(vllm.origin).parent)
-        folder.mkdir(parents=True)
-        write(folder, [*packages(site), *sources()])
-    (folder / "run").write_text(RUN, encoding="utf-8")
-    (folder / "run").chmod(0o755)
-    return weigh(folder)
+        whole.mkdir()
+        write(whole, [*packages(site), *sources()])
+        return publish(whole, folder)
 
 
 def refuse(fault: str) -> int:
@@ -128,13 +127,13 @@ def refuse(fault: str) -> int:
     return 1
 
 
-def weigh(folder: Path, most: int = MOST_BYTES) -> int:
-    """Print the size of the folder; return 1, and remove it, if it is too large to be carried."""
-    sizes = {one.name: one.stat().st_size for one in sorted(folder.iterdir())}
+def publish(whole: Path, folder: Path, most: int = MOST_BYTES) -> int:
+    """Move the folder to its place, and print its size; return 1 instead if it is too large to be carried."""
+    sizes = {one.name: one.stat().st_size for one in sorted(whole.iterdir())}
     told = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sizes.items())
     if sum(sizes.values()) > most:
-        shutil.rmtree(folder)
         return refuse(f"{told} is more than {most / 1e6:.0f} MB: leave more out in hack/gpu_carry.py (LEFT_OUT)")
+    whole.rename(folder)
     print(f"{folder}: {told}")
     return 0
 
@@ -178,7 +177,9 @@ def sources() -> Iterator[tuple[str, Path]]:
 
 
 def write(folder: Path, files: Sequence[tuple[str, Path]]) -> None:
-    """Write the archive."""
+    """Write the archive, and the command that runs it."""
     with lzma.open(folder / ARCHIVE, "w", filters=COMPRESSED) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
         for name, path in files:
             tar.add(path, name, recursive=False)
+    (folder / "run").write_text(RUN, encoding="utf-8")
+    (folder / "run").chmod(0o755)

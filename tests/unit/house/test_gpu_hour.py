@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -89,14 +90,30 @@ def test_stage_that_is_cut_off_keeps_its_figures(tmp_path, how):
     assert "## long\n\n| step | 7 |" in summary
 
 
-def test_folder_that_is_too_large_is_not_archived(tmp_path, capsys):
-    folder = tmp_path / "carried"
-    folder.mkdir()
-    (folder / "run").write_bytes(b"12345678")
-    assert gpu_carry.weigh(folder, most=8) == 0
-    assert gpu_carry.weigh(folder, most=7) == 1
+def test_folder_that_is_too_large_is_not_published(tmp_path, capsys):
+    whole, folder = tmp_path / "whole", tmp_path / "carried"
+    whole.mkdir()
+    (whole / "run").write_bytes(b"12345678")
+    assert gpu_carry.publish(whole, folder, most=7) == 1
     assert "is more than" in capsys.readouterr().err
     assert not folder.exists()
+    assert gpu_carry.publish(whole, folder, most=8) == 0
+    assert [one.name for one in folder.iterdir()] == ["run"]
+
+
+def test_folder_is_not_there_before_it_is_whole(tmp_path, monkeypatch):
+    def interrupted(folder: Path, files: Sequence[tuple[str, Path]]) -> None:
+        (folder / gpu_carry.ARCHIVE).touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_carry, "install", lambda uv, site: site.mkdir())
+    monkeypatch.setattr(gpu_carry, "stand_in", lambda folder, vllm: None)
+    monkeypatch.setattr(gpu_carry, "write", interrupted)
+    monkeypatch.setattr(gpu_carry.shutil, "which", lambda name: name)
+    monkeypatch.setattr(gpu_carry.importlib.util, "find_spec", lambda name: ModuleSpec(name, None, origin="/vllm/x"))
+    with pytest.raises(KeyboardInterrupt):
+        gpu_carry.carry(tmp_path / "there" / "carried")
+    assert not [*(tmp_path / "there").iterdir()]
 
 
 def test_folder_that_exists_is_not_written(tmp_path, capsys):
@@ -115,7 +132,6 @@ def test_archive_runs_with_its_own_sources_and_packages(tmp_path, monkeypatch):
     shown = "print(carried_package.FOUND, sys.argv[1:], shutil.which('python'))"
     hour_there.write_text(f"import sys, shutil, carried_package\n{shown}")
     gpu_carry.write(folder, [("site/carried_package.py", package), ("src/hack/gpu_hour.py", hour_there)])
-    (folder / "run").write_text(gpu_carry.RUN)
     environment = {**os.environ, "STAGE2_UNPACKED": str(tmp_path / "unpacked"), "PYTHON": sys.executable}
     for _ in range(2):
         done = subprocess.run(
@@ -131,7 +147,6 @@ def test_newer_archive_runs_instead_of_older_one_and_other_files_stay(tmp_path, 
     folder.mkdir()
     mine.parent.mkdir()
     mine.touch()
-    (folder / "run").write_text(gpu_carry.RUN)
     environment = {**os.environ, "STAGE2_UNPACKED": str(mine.parent), "PYTHON": sys.executable}
     for version in ("older", "newer"):
         script.write_text(f"print('{version}')")
