@@ -126,6 +126,8 @@ def compare(requests: int, seed: int, device: str = "cpu") -> Iterator[tuple[str
     from stage2_trainer.serve import frame_kernels
 
     random = np.random.default_rng(seed)
+    has_vllm = find_spec("vllm") and find_spec("vllm.v1")  # hack/gpu-hour --carry has a stand-in without v1
+    draft_by: Callable[..., Tensor] = _by_speculator if has_vllm else _by_kernels
     for turn in range(-(-requests // SLOTS)):
         name, most = TOKENIZERS[turn % len(TOKENIZERS)], int(random.integers(1, MOST + 1))
         frame_kernels.BLOCK = BLOCKS[turn % len(BLOCKS)]
@@ -138,7 +140,6 @@ def compare(requests: int, seed: int, device: str = "cpu") -> Iterator[tuple[str
         rows, sampled = random.permutation(SLOTS), (random.random(SLOTS) < 0.9).astype(np.int32)
         last = np.array([request[-1:] for request in written])
         passed = [torch.from_numpy(one).to(device) for one in (tokens, rows, lengths, sampled, last)]
-        draft_by: Callable[..., Tensor] = _by_speculator if find_spec("vllm.v1") else _by_kernels
         drafts = draft_by(name, most, *passed).tolist()
         for row, sure, draft in zip(rows.tolist(), sampled.tolist(), drafts, strict=True):
             wanted = frame(name).draft(np.array(written[row], dtype=np.int32), most) if sure else []

@@ -20,16 +20,14 @@ from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import vllm
 from bench.memory import AN_8B
 from bench.sync_model import MEASURED, NETWORKS, RANK, adapter_bytes
 from bench.timed_learner import SYNC_S
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
-from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.checks.preflight import checked_records
@@ -38,6 +36,9 @@ from stage2_trainer.process.interrupt import Interrupt
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_context import RunContext
 from stage2_trainer.telemetry.run_log import JsonLines, SilentLog
+
+if TYPE_CHECKING:
+    from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 RATES = (1e-5, 2e-6)
@@ -55,6 +56,8 @@ STEP_S = 11.4  # of job-3v1, pipelined, with drafts (speculation.md), the push o
 
 def patch(name: str, before: Tensor, after: Tensor) -> CheckpointWeightPatch:
     """Return what is sent of a tensor in bfloat16 to a server that holds what it was before."""
+    from vllm.model_executor.model_loader.checkpoint_weight_patch import CheckpointWeightPatch
+
     flat = after.flatten()
     places = torch.nonzero(differs(before, after).flatten()).flatten()
     return CheckpointWeightPatch(name, tuple(after.shape), after.dtype, flat[places], places.to(INDEX))
@@ -251,6 +254,8 @@ class Measured:
 
     def lines(self) -> Iterator[str]:
         """The table's lines; each row is trained when it is read."""
+        import vllm
+
         columns = "".join(f" after {pushes} |" for pushes in MISSED)
         yield f"\nvLLM {vllm.__version__}, transformers {metadata.version('transformers')}.\n"
         yield "\n## Share of bfloat16 weights that change, measured on a tiny Qwen3-VL in full training\n\n"

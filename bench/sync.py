@@ -30,7 +30,6 @@ from bench.tables import Row, Table
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import nn
-from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
 
 from stage2_api.vllm import ServerAddress, VllmSync
 from stage2_trainer.process.background import in_background
@@ -217,6 +216,8 @@ def broadcast_packed(full: FullPush, groups: list[Any], policy: Policy) -> None:
 
 def packed_by_vllm(tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[torch.Tensor]:
     """Yield the buffers that vLLM packs of tensors."""
+    from vllm.distributed.weight_transfer.packed_tensor import pack_tensors
+
     while (chunk := pack_tensors(tensors, itemgetter(1), BUCKET_BYTES)) is not None:
         yield chunk.packed_tensor
 

@@ -20,6 +20,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 from lock_images import NEVER
@@ -61,10 +62,14 @@ def init_logger(name):
 
 
 class current_platform:
-    fp8_dtype, is_rocm = staticmethod(lambda: torch.float8_e4m3fn), staticmethod(lambda: False)
+    fp8_dtype, is_rocm = staticmethod(lambda: torch.float8_e4m3fn), staticmethod(lambda: True)
 """,
 }
-"""Modules of the package vllm, for what OF_VLLM imports."""
+"""Modules of the package vllm, for what OF_VLLM imports.
+
+is_rocm: there the wrapper does without functions that its NCCL lacks, and the NCCL of PyTorch 2.11 (2.28) lacks two
+that suspend a group. stage2 calls neither.
+"""
 LEFT_OUT = re.compile(
     r"(^|/)(tests|__pycache__)(/|$)|\.pyi$|\.dist-info/(?!METADATA$|entry_points\.txt$)"
     r"|^transformers/models/(?!auto/|bloom/|qwen)[^/]+/(modeling|modular|convert)_"
@@ -116,6 +121,7 @@ def carry(folder: Path) -> int:
         site, whole = Path(name, "site"), Path(name, "whole")
         install(uv, site)
         stand_in(site / "vllm", Path(vllm.origin).parent)
+        name_itself(site)
         whole.mkdir()
         write(whole, [*packages(site), *sources()])
         return publish(whole, folder)
@@ -158,6 +164,14 @@ def stand_in(folder: Path, vllm: Path) -> None:
     for name in (*STAND_INS, *OF_VLLM):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(STAND_INS[name] if name in STAND_INS else (vllm / name).read_text(encoding="utf-8"))
+
+
+def name_itself(site: Path) -> None:
+    """Write what importlib.metadata reads of stage2, whose sources come along uninstalled: runs record its version."""
+    itself = metadata.distribution("stage2")
+    folder = site / f"stage2-{itself.version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(itself.read_text("METADATA") or "", encoding="utf-8")
 
 
 def packages(site: Path) -> Iterator[tuple[str, Path]]:

@@ -16,7 +16,6 @@ from bench.slow_servers import SCALE_VARIABLE
 from bench.tables import Row, Table
 from cryptography.exceptions import InvalidTag
 from torch import nn
-from vllm.model_executor.model_loader.checkpoint_weight_patch import load_checkpoint_weight_patches
 
 from stage2_trainer.matching.assign import assign, candidate_pairs
 from stage2_trainer.matching.geometry import aabbs
@@ -118,6 +117,7 @@ class Served(nn.Module):
 
 
 def test_patch_of_changed_weights_gives_server_same_bits_also_after_missed_push():
+    weight_patches = pytest.importorskip("vllm.model_executor.model_loader.checkpoint_weight_patch")
     torch.manual_seed(0)
     wide = 0.02 * torch.randn(64, 32)
     wide[0] = 0.0  # becomes -0, which equals 0 and has other bits
@@ -125,7 +125,7 @@ def test_patch_of_changed_weights_gives_server_same_bits_also_after_missed_push(
     now[0] = -0.0
     for before, after in ((held, now), (missed, now)):
         server, sent = Served(before), sparse_pushes.patch("weight", before, after)
-        load_checkpoint_weight_patches(server, [sent])
+        weight_patches.load_checkpoint_weight_patches(server, [sent])
         assert torch.equal(server.weight.view(torch.int16), after.view(torch.int16))
         changed = int(sparse_pushes.differs(before, after).sum())
         assert 0 < sparse_pushes.patch_bytes(sent) == 6 * changed < 6 * after.numel()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -151,7 +152,8 @@ complete_at stage2 learn --proc
 
 
 def test_version_option_prints_distribution_version():
-    assert CliRunner().invoke(app, ["--version"]).stdout == f"stage2 {version('stage2')}\n"
+    shown = CliRunner().invoke(app, ["--version"]).stdout
+    assert re.fullmatch(rf"stage2 {re.escape(version('stage2'))}( \(commit [0-9a-f]{{12}}.*\))?\n", shown)
 
 
 def test_help_is_shown_without_arguments():

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib import metadata
 from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -166,17 +166,30 @@ def test_archive_omits_sources_that_no_stage_reads():
     assert not [one for one in names if one.startswith(("src/docs/", "src/examples/tiny-unordered/"))]
 
 
-def test_wrapper_of_nccl_imports_with_stand_ins_alone(tmp_path):
-    vllm = find_spec("vllm")
-    if vllm is None or vllm.origin is None:
-        pytest.skip("vLLM is not installed")
-    gpu_carry.stand_in(tmp_path / "vllm", Path(vllm.origin).parent)
-    command = "from vllm.distributed.device_communicators import pynccl_wrapper as w; print(w.__file__, w.NCCLLibrary)"
+def test_wrapper_of_nccl_loads_with_stand_ins_and_older_library(tmp_path):
+    """PyTorch 2.11 brings NCCL 2.28, which can suspend no group."""
+    wrapper = pytest.importorskip("vllm.distributed.device_communicators.pynccl_wrapper")
+    gpu_carry.stand_in(tmp_path / "vllm", Path(wrapper.__file__).parents[2])
+    names = {one.name for one in wrapper.NCCLLibrary.exported_functions} - {"ncclCommSuspend", "ncclCommResume"}
+    (tmp_path / "nccl.c").write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names))
+    library = tmp_path / "libnccl.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "nccl.c"], check=True)
+    command = (
+        "from vllm.distributed.device_communicators import pynccl_wrapper as w;"
+        f"library = w.NCCLLibrary({str(library)!r}); print(w.__file__, library.has_symbol('ncclCommSuspend'))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", command], env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=True,
         capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.startswith(f"{tmp_path}/vllm/")
+    assert done.stdout.endswith(" False\n")
+
+
+def test_carried_sources_have_version(tmp_path):
+    gpu_carry.name_itself(tmp_path)
+    (found,) = metadata.distributions(path=[str(tmp_path)])
+    assert (found.name, found.version) == ("stage2", metadata.version("stage2"))
 
 
 def test_next_run_continues_with_stages_not_yet_passed(tmp_path):

@@ -33,11 +33,11 @@ def parts(parsed: Any) -> Iterator[Any]:
 
 
 def raw_strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and content of each raw string of a file, in which regular expressions are written."""
+    """Yield line and content of each raw string and f-string of a file, in which regular expressions are written."""
     with tokenize.open(path) as file:
         for token in tokenize.generate_tokens(file.readline):
             literal = LITERAL.fullmatch(token.string) if token.type == tokenize.STRING else None
-            if literal and "r" in literal[1].lower():
+            if literal and set("rf") & set(literal[1].lower()):
                 yield token.start[0], literal[3]
             elif token.type == getattr(tokenize, "FSTRING_MIDDLE", None):  # of an f-string, since Python 3.12
                 yield token.start[0], token.string
@@ -55,8 +55,11 @@ def test_other_patterns_are_allowed(pattern: str) -> None:
 
 def test_raw_strings_of_each_form_are_read(tmp_path: Path) -> None:
     file = tmp_path / "file.py"
-    file.write_text("""a = r'"x*+'\nb = R"y'"\nc = 'plain'\nd = r\'\'\'z\'\'\'\n""")
-    assert list(raw_strings(file)) == [(1, '"x*+'), (2, "y'"), (4, "z")]
+    file.write_text("""a = r'"x*+'\nb = R"y'"\nc = 'plain'\nd = r\'\'\'z\'\'\'\ne = f'[{a}]*+'\n""")
+    *raw, (line, written) = [one for one in raw_strings(file) if one[1] != "["]  # Python 3.12 splits an f-string
+    assert raw == [(1, '"x*+'), (2, "y'"), (4, "z")]
+    assert line == 5
+    assert wrong_parts(written)
 
 
 def test_regular_expressions_avoid_syntax_that_early_python_3_11_mismatches() -> None:

@@ -20,8 +20,8 @@ from stage2_trainer.matching.parse import ParsedObject, ParsedRollout
 from stage2_trainer.matching.scan import WHITE_SPACE
 from stage2_trainer.matching.tokens import Alignment, CoordVocab
 
-_SPACE = f"[{WHITE_SPACE}]*+"
-_LEAD = re.compile(f'{_SPACE}(,?){_SPACE}"object_([0-9]+)"{_SPACE}:{_SPACE}')
+_SPACE = f"[{WHITE_SPACE}]*"
+_LEAD = re.compile(f'{_SPACE}(?:(,){_SPACE})?"object_([0-9]+)"{_SPACE}:{_SPACE}')
 
 
 @dataclass(frozen=True)

@@ -254,6 +254,7 @@ def test_server_logs_that_it_drafts_nothing_if_vllm_supports_no_frames(changed, 
     if changed == "runner":
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
     else:
+        pytest.importorskip("vllm")
         ((place, parameters), *_) = vllm_compat.SIGNATURES.items()
         monkeypatch.setitem(vllm_compat.SIGNATURES, place, (*parameters, "other"))
     assert "speculative-config" not in options(vllm_command(config({}), ENDPOINT, "cuda"))
