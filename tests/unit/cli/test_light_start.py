@@ -39,7 +39,7 @@ sys.exit(code)
 """
 
 
-PYTHONPATH = {name: value for name, value in os.environ.items() if name == "PYTHONPATH"}
+KEPT = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")}
 
 
 def stage2(folder: Path, *words: str, **environment: str) -> tuple[subprocess.CompletedProcess[str], set[str]]:
@@ -52,7 +52,7 @@ def stage2(folder: Path, *words: str, **environment: str) -> tuple[subprocess.Co
         text=True,
         check=False,
         cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "STAGE2_TOKEN_FILE": str(folder / "token"), **PYTHONPATH, **environment},
+        env={"PATH": "/usr/bin:/bin", "STAGE2_TOKEN_FILE": str(folder / "token"), **KEPT, **environment},
     )
     return done, {name.partition(".")[0] for name in modules.read_text().splitlines()}
 
