@@ -142,6 +142,7 @@ def test_expected_share_of_changed_weights_equals_simulated_share():
 
 
 def test_full_training_changes_more_weights_the_more_pushes_a_server_misses():
+    pytest.importorskip("vllm", reason="a push is made by vLLM's patches")
     run = sparse_pushes.trained(sparse_pushes.RATES[0], steps=sparse_pushes.COUNTED + 1)
     assert 0 < run.share() < run.share(sparse_pushes.COUNTED) < 1
     assert run.wide_share() > 0.9
