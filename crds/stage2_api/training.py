@@ -109,7 +109,8 @@ class Training(Section):
     """Number of checkpoints to keep. Older ones are removed, except the best one and the newest one from before the
     last proof of a sync. Null keeps all."""
     save_only_model: bool = False
-    """Whether checkpoints hold only weights. They are smaller, but a restarted job starts from scratch."""
+    """Whether checkpoints hold only weights. They are smaller, but a restarted job goes on with a new optimizer and
+    schedule; with deepspeed it cannot go on."""
     save_safetensors: Literal[True] = True
     """Whether checkpoints are safetensors; they always are."""
     save_last_epoch: bool = False

@@ -31,6 +31,7 @@ from stage2_trainer.model.checkpoints import (
     flaw_of,
     newest_whole,
     proved_step_of,
+    require_deepspeed_state,
     run_course,
     trained_step_of,
 )
@@ -177,8 +178,10 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     with interrupt.stoppable(nothing_to_save=True):
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         if checkpoint is not None:
-            key = "resume_from_checkpoint" if config.training.resume_from_checkpoint else "output_dir"
-            refuse_code(Path(checkpoint), path=f"training.{key}")
+            path = f"training.{'resume_from_checkpoint' if config.training.resume_from_checkpoint else 'output_dir'}"
+            refuse_code(Path(checkpoint), path=path)
+            if config.uses_deepspeed:
+                require_deepspeed_state(Path(checkpoint), path=path)
         run = _make_run(config, records, context, stack)
     _train(run, Path(checkpoint) if checkpoint is not None else None)
 

@@ -162,6 +162,15 @@ def test_learner_reports_step_from_which_it_resumes(environment, config, tmp_pat
     assert last_words(tmp_path)["resumedStep"] == 1
 
 
+def test_deepspeed_refuses_to_resume_without_its_state(environment, config, tmp_path):
+    run = config(deepspeed={}, training={"max_steps": 3, "resume": "allow-changes"})
+    checkpoint = earlier_run(run, tmp_path, seed=run.training.seed)
+    assert learn(run) == EXIT_CONFIG
+    message = last_words(tmp_path)["message"]
+    assert message.startswith(f"training.output_dir: '{checkpoint}'")
+    assert "--overwrite" in message
+
+
 def test_overwrite_removes_earlier_run_only_if_config_is_valid(environment, config, tmp_path):
     checkpoint = earlier_run(config(), tmp_path, seed=5)
     assert learn(config(train_jsonl=str(tmp_path / "lost")), overwrite=True) == EXIT_CONFIG

@@ -107,6 +107,11 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
         rule = "its engine reads checkpoints in its own way, and may run what a file names"
         way_out = "leave it out: DeepSpeed then writes with torch.save"
         problems.append(Problem("deepspeed.datastates_ckpt", engine, rule, way_out))
+    has_rates = config.training.vit_lr is not None or config.training.aligner_lr is not None
+    if has_rates and (optimizer := (deepspeed_config(config) or {}).get("optimizer")):
+        rule = "DeepSpeed's own optimizer has one learning rate, and training.vit_lr and aligner_lr set others"
+        way_out = "leave it out, and the one of training.optim runs under DeepSpeed; or leave out vit_lr and aligner_lr"
+        problems.append(Problem("deepspeed.optimizer", optimizer, rule, way_out))
     if shards_weights(config) and config.rollout_matching.uses_servers and not config.shares_rows:
         rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"
         way_out = "use stage 2, which leaves the weights whole" + (

@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from stage2_api.course import FOLLOWS_LENGTH, LENGTH, course_of
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import model_fingerprint
 from stage2_trainer.data.records import Fingerprint
@@ -32,7 +32,8 @@ UNFINISHED = ".unfinished"
 MANIFEST = "stage2_checkpoint.json"
 """Lists a checkpoint's files: {"files": {name: bytes}, "proved_step": 12}."""
 COURSE = "stage2_course.json"
-DEEPSPEED_SHARDS = "global_step*/*zero_pp_rank_*_optim_states.pt"  # one of each process
+DEEPSPEED_STATES = "global_step*"
+DEEPSPEED_SHARDS = f"{DEEPSPEED_STATES}/*zero_pp_rank_*_optim_states.pt"  # one of each process
 PREFIX = "checkpoint-"
 UNPROVED = "unproved-"
 """Put before the name of a checkpoint that no start may resume from: servers may have answered with other weights."""
@@ -247,6 +248,16 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
 def divided_among(checkpoint: Path) -> int:
     """Return among how many processes DeepSpeed divided the optimizer's state of a checkpoint; 0: it did not."""
     return len(list(checkpoint.glob(DEEPSPEED_SHARDS)))
+
+
+def require_deepspeed_state(checkpoint: Path, *, path: str) -> None:
+    """Raise ConfigError if a checkpoint lacks DeepSpeed's state. path: of the key that led to the checkpoint."""
+    if not any(checkpoint.glob(DEEPSPEED_STATES)):
+        rule = "DeepSpeed resumes with its own state, which training.save_only_model leaves out of a checkpoint"
+        way_out = (
+            "start over with --overwrite, or train on from its weights: model.model, and another training.output_dir"
+        )
+        raise refused(path, str(checkpoint), rule, way_out)
 
 
 def _state(checkpoint: Path) -> Any:

@@ -132,6 +132,14 @@ def test_train_coord_rows_with_zero_3_is_refused():
     assert refused(run_config(matching=SHARDED, deepspeed=zero, tuner=rows)) == ["tuner.train_coord_rows"]
 
 
+@pytest.mark.parametrize("key", ["vit_lr", "aligner_lr"])
+def test_learning_rate_of_a_part_is_refused_beside_optimizer_of_deepspeed(key):
+    built = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
+    assert refused(run_config(deepspeed=built, training={key: 1e-6})) == ["deepspeed.optimizer"]
+    check_supported(run_config(deepspeed=built), world_size=1)
+    check_supported(run_config(deepspeed={}, training={key: 1e-6}), world_size=1)
+
+
 def test_offload_with_deepspeed_is_refused_with_advice():
     offload = {"vllm": COLOCATE, "offload": {"enabled": True, "offload_optimizer": True}}
     with pytest.raises(ConfigError, match=r"offload.enabled to false, or rollout_backend to hf, or remove deepspeed"):
