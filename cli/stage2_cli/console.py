@@ -24,7 +24,7 @@ Item = TypeVar("Item")
 SHOWN = 100
 """Maximum number of problems to print for a file, which may have tens of thousands."""
 LONGEST_VALUE = 400
-MB = 10**6
+KB = 1000
 
 
 def show_config_error(error: ConfigError, *, source: str | None = None) -> None:
@@ -86,7 +86,7 @@ def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line]
     size, bar = path.stat().st_size, shown and console.is_terminal
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with (
-        ACTIVITY.doing(f"reading {path}", size // MB, "MB") as reading,
+        ACTIVITY.doing(f"reading {path}", size // KB, "kB") as reading,
         _quiet(on=bar),
         Progress(*columns, console=console, transient=True, disable=not bar) as progress,
     ):
@@ -95,7 +95,7 @@ def file_progress(path: Path, *, shown: bool = True) -> Iterator[Callable[[Line]
         def on_line(line: Line) -> None:
             nonlocal read
             read += len(line.text)
-            reading.done = read // MB
+            reading.done = read // KB
             progress.advance(task, len(line.text))
 
         yield on_line
