@@ -13,7 +13,6 @@ import argparse
 import os
 import platform
 import shutil
-import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from torch import Tensor
 from stage2_api.vllm import Transport
 from stage2_trainer.model.attention import PACKED, attention_words
 from stage2_trainer.model.offload import DeviceMover, moved_away
+from stage2_trainer.process.cuda_driver import loaded_driver
 from stage2_trainer.sync.fleet.delivery import Packer
 from stage2_trainer.sync.tensors.announcement import plan_buckets
 from stage2_trainer.sync.tensors.merge_math import Adapter
@@ -140,11 +140,12 @@ def offload_rows(where: Where) -> Iterator[Row]:
 def push_rows(where: Where) -> Iterator[Row]:
     """A push into another process on the same device, over NCCL's sockets and over TCP, on loopback."""
     weights = tensors(where)
-    times = {name: gpu_push.seconds(name, weights, where.device, where.bucket) for name in transports(where)}
-    first = next(iter(times))
-    for name, took in times.items():
-        what = f"{where.bytes / 1e9:.2f} GB over {first}, {_rate(where, times[first])}"
-        yield Row(what, f"over {name}, {_rate(where, took)}", times[first], took)
+    first, took_first = "", 0.0
+    for name in transports(where):
+        took = gpu_push.seconds(name, weights, where.device, where.bucket)
+        first, took_first = first or name, took_first or took
+        what = f"{where.bytes / 1e9:.2f} GB over {first}, {_rate(where, took_first)}"
+        yield Row(what, f"over {name}, {_rate(where, took)}", took_first, took)
 
 
 def transports(where: Where) -> tuple[Transport, ...]:
@@ -254,7 +255,7 @@ def looks(where: Where) -> Iterator[tuple[str, str]]:
     if where.is_gpu:
         device = torch.cuda.get_device_properties(where.device)
         free, whole = torch.cuda.mem_get_info(where.device)
-        yield "GPU", f"{device.name}, capability {device.major}.{device.minor}, driver {_smi('driver_version')}"
+        yield "GPU", f"{device.name}, capability {device.major}.{device.minor}, driver {loaded_driver()}"
         yield "its memory, free of all", f"{free / GIB:.1f} of {whole / GIB:.1f} GiB"
         yield "CUDA", str(torch.version.cuda)
     else:
@@ -284,11 +285,6 @@ class Looks:
         yield "\n## This machine\n\n| what | found |\n| --- | --- |\n"
         for what, found in looks(self._where):
             yield f"| {what} | {found} |\n"
-
-
-def _smi(field: str) -> str:
-    asked = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
-    return subprocess.run(asked, check=True, capture_output=True, text=True).stdout.splitlines()[0]
 
 
 def tables(where: Where) -> Mapping[str, tuple[Lines, ...]]:

@@ -1,12 +1,13 @@
 """The benchmark of a GPU runs to its end on a CPU at tiny sizes, and says at once where there is no GPU."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from bench import gpu, gpu_push
 from bench.__main__ import main
-from bench.gpu import TINY
+from bench.gpu import AN_8B, GIB, TINY
 
 from stage2_api.errors import EXIT_CONFIG
 
@@ -68,3 +69,23 @@ def test_look_table_names_machine_and_versions():
     assert f"torch {torch.__version__.partition('+')[0]}" in found
     assert "| NCCL | 2." in found
     assert "packed, sequence by sequence" in found
+
+
+def test_push_is_reported_before_next_transport_is_tried(monkeypatch):
+    def seconds(transport, *_):
+        assert transport == "nccl", "cut off"
+        return 2.0
+
+    monkeypatch.setattr(gpu, "transports", lambda where: ("nccl", "tcp"))
+    monkeypatch.setattr(gpu_push, "seconds", seconds)
+    row = next(gpu.push_rows(TINY))
+    assert (row.ours, row.peer[:9]) == (2.0, "over nccl")
+
+
+def test_look_names_driver_without_nvidia_smi(monkeypatch):
+    found = SimpleNamespace(name="H200", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB))
+    monkeypatch.setattr(gpu, "loaded_driver", lambda: "580.95.05", raising=False)
+    monkeypatch.setenv("PATH", "")  # containers have it only with the driver's capability `utility`
+    assert next(gpu.looks(AN_8B)) == ("GPU", "H200, capability 9.0, driver 580.95.05")
