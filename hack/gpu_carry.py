@@ -88,7 +88,7 @@ RUN = r"""#!/bin/sh
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 archive=$here/stage2.tar.xz
-there=${STAGE2_UNPACKED:-$HOME/.cache/stage2}/gpu-hour-$(sha256sum "$archive" | cut -c -16)
+there=${STAGE2_UNPACKED:-${HOME:-${TMPDIR:-/tmp}}/.cache/stage2}/gpu-hour-$(sha256sum "$archive" | cut -c -16)
 python=$(command -v "${PYTHON:-python3}")
 if [ ! -e "$there/ready" ]; then
     rm -rf "$there"  # of an earlier call that was killed

@@ -162,6 +162,20 @@ def test_newer_archive_runs_instead_of_older_one_and_other_files_stay(tmp_path, 
     assert mine.exists()
 
 
+@needs_filters
+def test_archive_runs_where_there_is_no_home(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_carry, "COMPRESSED", None)
+    folder, script = tmp_path / "carried", tmp_path / "gpu_hour.py"
+    folder.mkdir()
+    script.write_text("print('ran')")
+    gpu_carry.write(folder, [("src/hack/gpu_hour.py", script)])
+    environment = {name: value for name, value in os.environ.items() if name not in ("HOME", "STAGE2_UNPACKED")}
+    environment |= {"TMPDIR": str(tmp_path), "PYTHON": sys.executable}
+    done = subprocess.run(["sh", folder / "run"], env=environment, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("ran\n", "")
+    assert (tmp_path / ".cache/stage2").is_dir()
+
+
 def test_archive_omits_sources_that_no_stage_reads():
     names = {name for name, _ in gpu_carry.sources()}
     assert {
