@@ -216,7 +216,7 @@ def _wait(server: subprocess.Popen[bytes], config: Path, env: Mapping[str, str])
 
 @contextmanager
 def _memory_sampled(on_gpu: bool) -> Iterator[list[int]]:
-    """Yield the MiB that nvidia-smi finds in use, before the block and then every second."""
+    """Yield the MiB that nvidia-smi finds in use before the block and then every second, if it is installed."""
     samples: list[int] = []
     asked = ["nvidia-smi", "--id=0", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
 
@@ -227,7 +227,7 @@ def _memory_sampled(on_gpu: bool) -> Iterator[list[int]]:
         while not ended.wait(SAMPLED_S):
             sample()
 
-    if not on_gpu:
+    if not on_gpu or shutil.which("nvidia-smi") is None:
         yield samples
         return
     ended, thread = threading.Event(), threading.Thread(target=keep_sampling)

@@ -42,3 +42,10 @@ def test_steps_with_unexpected_transport_raise():
     for wrong in (steps[1:], [*steps[:-1], {**steps[-1], "sync/transport": "tcp"}]):
         with pytest.raises(RuntimeError, match="steps, transports and mergers are"):
             list(gpu_hour.step_table(wrong, "nccl"))
+
+
+def test_run_without_nvidia_smi_has_no_samples_of_memory(monkeypatch):
+    monkeypatch.setenv("PATH", "")  # containers have it only with the driver's capability `utility`
+    with gpu_hour._memory_sampled(True) as samples:
+        pass
+    assert samples == []
