@@ -24,7 +24,8 @@ def of_wandb(folder):
     import wandb
 
     wandb.teardown()
-    staged = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in (folder / "artifacts").rglob("tmp*")}
+    files = [one for one in (folder / "artifacts").rglob("tmp*") if one.is_file()]  # before 0.23 a folder is named tmp
+    staged = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in files}
     texts = (one.read_bytes() for one in staged.values())
     tables = [json.loads(text) for text in texts if text.startswith(b'{"_type": "table"')]
     for one in sorted(tables, key=lambda table: table["data"][0]):
