@@ -49,7 +49,8 @@ def qwen_like_tokenizer(names: Sequence[str]) -> PreTrainedTokenizerFast:
     answers = [serialize_objects([GTObject(name, "bbox", (1, 2, 3, 4))] * 3) for name in names]
     polygon = serialize_objects([GTObject("object", "poly", (1, 2, 3, 4, 5, 6))] * 2)
     text = [part for one in (*answers, polygon, "assistant\n") for part in _without_coordinates(one)]
-    tokenizer.train_from_iterator(text * 2, trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet))
+    trainer = trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(text * 2, trainer)
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens([AddedToken(coord_token(k), normalized=False) for k in range(BINS)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)

@@ -52,7 +52,7 @@ class Equality:
 
     def lines(self) -> Iterator[str]:
         """The table's lines."""
-        yield f"\n## {REQUESTS} drafts of the Triton kernels against their reference, in Triton's interpreter\n\n"
+        yield f"\n## {REQUESTS:,} drafts of the Triton kernels against their reference, in Triton's interpreter\n\n"
         command = [sys.executable, "-m", "bench.frame_kernels", str(REQUESTS), str(SEED)]
         yield subprocess.run(
             command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, text=True, stdout=subprocess.PIPE

@@ -75,7 +75,10 @@ class Decoded:
     def lines(self) -> Iterator[str]:
         """The table's lines. vLLM takes one engine to a process, so each method has a process of its own."""
         os.environ.update(engine_environment(on_cpu=True, eager=True))
-        yield f"\n## {self.title}\n\n"
+        import vllm
+
+        yield f"\n## {self.title}\n\nvLLM {vllm.__version__}. Batches of 1 give {LEAST_ANSWERS} answers, the others"
+        yield f" as many as run at once; the best of {RUNS} runs.\n\n"
         yield "| at once | drafts | steps per token | drafts accepted | answers/s | ratio | other answers |\n"
         yield "| ---: | --- | ---: | ---: | ---: | ---: | ---: |\n"
         with TemporaryDirectory() as folder, ExitStack() as stack:
