@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -133,7 +134,7 @@ def header() -> str:
     versions = [f"{name} {version(name) or 'not installed'}" for name in PACKAGES]
     machine = f"Python {platform.python_version()}, {platform.machine()}"
     return (
-        f"{date.today().isoformat()}, one thread; {machine}; {', '.join(versions)}.\n"
+        f"{date.today().isoformat()}, {os.cpu_count()} cores; {machine}; {', '.join(versions)}.\n"
         "Machines differ and are busy: read the ratios (peer / ours; above 1 means that ours is faster or smaller).\n"
     )
 

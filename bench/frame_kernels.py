@@ -215,8 +215,8 @@ def _states(tokens: Tensor, lengths: Tensor) -> Any:
 def take_scalars_in_masks() -> None:
     """Let Triton's interpreter take masks in which a comparison of scalars is part, as compiled kernels do.
 
-    The interpreter makes an array of such a comparison's result in the type of what was compared, and as a mask 3.9
-    takes no integers. No upstream issue found. Goes when the array is of booleans.
+    The interpreter makes an array of such a comparison's result in the type of what was compared, and that of Triton
+    3.9 takes no integers as a mask. No upstream issue found. Goes when the array is of booleans.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 

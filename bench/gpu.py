@@ -255,7 +255,7 @@ def looks(where: Where) -> Iterator[tuple[str, str]]:
     if where.is_gpu:
         device = torch.cuda.get_device_properties(where.device)
         free, whole = torch.cuda.mem_get_info(where.device)
-        yield "GPU", f"{device.name}, capability {device.major}.{device.minor}, driver {loaded_driver()}"
+        yield "GPU", f"{device.name}, capability {device.major}.{device.minor}, driver {loaded_driver() or 'unknown'}"
         yield "its memory, free of all", f"{free / GIB:.1f} of {whole / GIB:.1f} GiB"
         yield "CUDA", str(torch.version.cuda)
     else:

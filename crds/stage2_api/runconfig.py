@@ -45,7 +45,7 @@ class RunConfig(Section):
         str | dict[str, Any] | None,
         Field(json_schema_extra={"x-stage2-schema": {"x-kubernetes-preserve-unknown-fields": True}}),
     ] = None
-    """DeepSpeed configuration: a file, the configuration itself, or `{enabled: true, config: zero2}`; null means
+    """DeepSpeed configuration: a file, the configuration itself, or `{enabled: true, config: zero2.json}`; null means
     none."""
 
     @property

@@ -133,7 +133,7 @@ FRAME_PROPOSER = "stage2_trainer.serve.frame_proposer.FrameProposer"
 LONGEST_DRAFT = 24
 """Tokens between the last coordinate of an object and the first of the next, as Qwen3's tokenizer splits them."""
 MOST_AT_ONCE_ON_CPUS = 8
-"""Sequences with which drafts were seen to pay on two cores: with 8 answers a second rose by 5 %, with 32 they fell."""
+"""Sequences with which drafts were seen to pay on two cores: with 8, answers came 8 % faster, with 32 slower."""
 FRAME_LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 48}
 """Lengths of repetitions by which `frame` on GPUs is told from `ngram`: vLLM's method is `ngram_gpu` for both."""
 TOKENS_BY_BATCH = ((1, 16, 11), (17, 48, 7), (49, 64, 5), (65, 256, 2))

@@ -175,10 +175,6 @@ def zero(stage):
         "zero_optimization": {"stage": stage, "overlap_comm": False, "contiguous_gradients": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "train_batch_size": "auto",
-        "gradient_clipping": "auto",
     }
 
 

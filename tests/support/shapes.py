@@ -30,9 +30,5 @@ def supervised_config(shapes: Path, folder: Path, *, steps: int, zero: int = 0) 
         "custom": {"trainer_variant": "sft", "train_jsonl": str(shapes / "train.jsonl"), "user_prompt": "List them."},
     }  # fmt: skip
     if zero:
-        config["deepspeed"] = {
-            "zero_optimization": {"stage": zero}, "zero_allow_untested_optimizer": True,
-            "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
-            "train_batch_size": "auto", "gradient_clipping": "auto",
-        }  # fmt: skip
+        config["deepspeed"] = {"zero_optimization": {"stage": zero}, "zero_allow_untested_optimizer": True}
     return config

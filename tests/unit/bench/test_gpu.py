@@ -86,6 +86,6 @@ def test_look_names_driver_without_nvidia_smi(monkeypatch):
     found = SimpleNamespace(name="H200", major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB, 2 * GIB))
-    monkeypatch.setattr(gpu, "loaded_driver", lambda: "580.95.05", raising=False)
+    monkeypatch.setattr(gpu, "loaded_driver", lambda: "580.95.05")
     monkeypatch.setenv("PATH", "")  # containers have it only with the driver's capability `utility`
     assert next(gpu.looks(AN_8B)) == ("GPU", "H200, capability 9.0, driver 580.95.05")

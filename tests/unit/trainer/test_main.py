@@ -163,7 +163,7 @@ def test_learner_reports_step_from_which_it_resumes(environment, config, tmp_pat
 
 
 def test_deepspeed_refuses_to_resume_without_its_state(environment, config, tmp_path):
-    run = config(deepspeed={}, training={"max_steps": 3, "resume": "allow-changes"})
+    run = config(deepspeed={"zero_optimization": {"stage": 2}}, training={"max_steps": 3, "resume": "allow-changes"})
     checkpoint = earlier_run(run, tmp_path, seed=run.training.seed)
     assert learn(run) == EXIT_CONFIG
     message = last_words(tmp_path)["message"]

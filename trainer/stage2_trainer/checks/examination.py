@@ -329,7 +329,7 @@ class Examination:
         return Requirement("server memory", "missing", status, way_out)
 
 
-_MORE_ROOM = "free some space, name another folder, or set training.save_only_model (such a run cannot resume)"
+_MORE_ROOM = "free some space, name another folder, or set training.save_only_model (a restart has a new optimizer)"
 
 
 def check_disk(config: RunConfig, found: Footprint) -> Requirement:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
@@ -15,6 +17,10 @@ from stage2_trainer.process.cuda_driver import Installation, learner_problem
 logger = logging.getLogger(__name__)
 
 _MATCHING = "custom.extra.rollout_matching"
+_REPLACED = {
+    "optimizer": ("optim", "vit_lr", "aligner_lr"), "scheduler": ("lr_scheduler_type", "lr_scheduler_kwargs"),
+}  # fmt: skip
+"""Keys of the training section in whose place a part of DeepSpeed's configuration comes."""
 MIXTURE_IN_VLLM = "is a mixture of experts, whose weights no vLLM has taken from a learner yet"
 
 
@@ -107,11 +113,7 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
         rule = "its engine reads checkpoints in its own way, and may run what a file names"
         way_out = "leave it out: DeepSpeed then writes with torch.save"
         problems.append(Problem("deepspeed.datastates_ckpt", engine, rule, way_out))
-    has_rates = config.training.vit_lr is not None or config.training.aligner_lr is not None
-    if has_rates and (optimizer := (deepspeed_config(config) or {}).get("optimizer")):
-        rule = "DeepSpeed's own optimizer has one learning rate, and training.vit_lr and aligner_lr set others"
-        way_out = "leave it out, and the one of training.optim runs under DeepSpeed; or leave out vit_lr and aligner_lr"
-        problems.append(Problem("deepspeed.optimizer", optimizer, rule, way_out))
+    problems.extend(_ignored(config, deepspeed_config(config) or {}))
     if shards_weights(config) and config.rollout_matching.uses_servers and not config.shares_rows:
         rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"
         way_out = "use stage 2, which leaves the weights whole" + (
@@ -123,6 +125,18 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
         way_out = "set it to false, use ZeRO's stage 2, or set tuner.train_type to full"
         problems.append(Problem("tuner.train_coord_rows", True, rule, way_out))
     return problems
+
+
+def _ignored(config: RunConfig, deepspeed: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield what DeepSpeed would replace although the training section sets it."""
+    given = config.training.model_dump(exclude_unset=True, exclude_none=True)
+    for part, keys in _REPLACED.items():
+        if part in deepspeed and (lost := [f"training.{key}" for key in keys if key in given]):
+            rule = f"DeepSpeed's own {part} takes the place of {', '.join(lost)}, which would have no effect"
+            yield Problem(f"deepspeed.{part}", deepspeed[part], rule, f"leave it out, or leave out {', '.join(lost)}")
+    if config.uses_deepspeed and "zero_optimization" not in deepspeed:
+        rule, way_out = "must hold zero_optimization", "write zero_optimization: {stage: 2}, or leave deepspeed out"
+        yield Problem("deepspeed", dict(deepspeed), rule, way_out)
 
 
 def _trackers(config: RunConfig) -> list[Problem]:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
+from stage2_api.errors import refused
 from stage2_trainer.model.policy import split_learning_rates
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -48,11 +49,18 @@ def create_for_deepspeed(
 ) -> list[Any]:
     """Return the optimizer for DeepSpeed, and the schedule where DeepSpeed builds either of them.
 
-    config: the `HfTrainerDeepSpeedConfig`, whose `auto` values are set to what policy, options and steps say.
+    config: the `HfTrainerDeepSpeedConfig`, whose `auto` values are set to what policy, options and steps say. Raises
+    ConfigError if others differ from the training section.
     """
     from accelerate.utils import DummyOptim, DummyScheduler
 
-    config.trainer_config_finalize(args, policy, steps)
+    try:
+        config.trainer_config_finalize(args, policy, steps)
+    except ValueError as error:  # it lists what differs
+        rule = f"must agree with the training section ({' '.join(str(error).split())})"
+        raise refused(
+            "deepspeed", "this configuration", rule, "write auto for these keys, or leave them out"
+        ) from error
     if "optimizer" in config.config:
         optimizer: Any = DummyOptim([one for one in policy.parameters() if one.requires_grad])
         build: Any = partial(create_schedule, args=args, steps=steps)

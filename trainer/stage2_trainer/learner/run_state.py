@@ -75,7 +75,7 @@ def _write_weights(folder: Path, engine: AccelerateEngine, processor: Any) -> No
         logger.warning("%s: DeepSpeed saved the weights in shards; zero_to_fp32.py merges them", folder)
         weights = {}
         if engine.args.save_only_model:
-            engine.wrapped.save_checkpoint(str(folder))
+            _write_optimizer(folder, engine)  # DeepSpeed writes both together
     if rank() == 0:
         engine.policy.save_pretrained(folder, state_dict=weights)
         if weights == {}:

@@ -253,10 +253,8 @@ def divided_among(checkpoint: Path) -> int:
 def require_deepspeed_state(checkpoint: Path, *, path: str) -> None:
     """Raise ConfigError if a checkpoint lacks DeepSpeed's state. path: of the key that led to the checkpoint."""
     if not any(checkpoint.glob(DEEPSPEED_STATES)):
-        rule = "DeepSpeed resumes with its own state, which training.save_only_model leaves out of a checkpoint"
-        way_out = (
-            "start over with --overwrite, or train on from its weights: model.model, and another training.output_dir"
-        )
+        rule = "DeepSpeed resumes with its own state, which this checkpoint lacks (training.save_only_model)"
+        way_out = "leave deepspeed out, with training.resume: allow-changes, or start over with --overwrite"
         raise refused(path, str(checkpoint), rule, way_out)
 
 

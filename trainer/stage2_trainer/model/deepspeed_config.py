@@ -10,11 +10,34 @@ from pydantic_core import from_json
 from stage2_api.errors import refused
 from stage2_api.runconfig import RunConfig
 
+_FROM_TRAINING = (
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
+)  # fmt: skip
+
+_OF_ANY = ("lr", "weight_decay")
+_OF_ADAM = (*_OF_ANY, "betas", "eps")
+
 
 def shards_weights(config: RunConfig) -> bool:
     """Whether DeepSpeed spreads the weights themselves over the processes (ZeRO-3)."""
     stage = (deepspeed_config(config) or {}).get("zero_optimization", {}).get("stage", 0)
     return int(stage) >= 3
+
+
+def deepspeed_options(config: RunConfig) -> dict[str, Any] | None:
+    """Return the DeepSpeed configuration, with the training section's values where it leaves out what they set.
+
+    DeepSpeed has values of its own for what is left out: it would clip gradients at 1.0, and step at another rate.
+    """
+    given = deepspeed_config(config)
+    if given is None:
+        return None
+    options = dict.fromkeys(_FROM_TRAINING, "auto") | given
+    if "optimizer" in options:
+        optimizer: dict[str, Any] = options["optimizer"]
+        names = _OF_ADAM if str(optimizer.get("type")).lower() in ("adam", "adamw") else _OF_ANY
+        options["optimizer"] = optimizer | {"params": dict.fromkeys(names, "auto") | optimizer.get("params", {})}
+    return options
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:

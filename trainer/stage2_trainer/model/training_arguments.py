@@ -9,7 +9,7 @@ from transformers import TrainingArguments
 
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.model.deepspeed_compat import compile_nothing
-from stage2_trainer.model.deepspeed_config import deepspeed_config
+from stage2_trainer.model.deepspeed_config import deepspeed_options
 
 # Keys of `training` that TrainingArguments has under the same name, with the same meaning.
 _SAME_NAME = (
@@ -51,5 +51,5 @@ def training_options(config: RunConfig, *, world_size: int) -> dict[str, Any]:
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,  # it would wait for the device at each micro-step
         "use_cpu": use_cpu,
-        "deepspeed": deepspeed_config(config),
+        "deepspeed": deepspeed_options(config),
     }

@@ -11,7 +11,7 @@ import pytest
 from stage2_api.errors import ConfigError
 from stage2_trainer.checks.supported import check_supported
 from stage2_trainer.model.deepspeed_compat import compile_nothing
-from stage2_trainer.model.deepspeed_config import deepspeed_config
+from stage2_trainer.model.deepspeed_config import deepspeed_config, deepspeed_options
 from tests.unit.trainer.learner.configs import SERVER, run_config
 
 MATCHING = "custom.extra.rollout_matching"
@@ -132,12 +132,39 @@ def test_train_coord_rows_with_zero_3_is_refused():
     assert refused(run_config(matching=SHARDED, deepspeed=zero, tuner=rows)) == ["tuner.train_coord_rows"]
 
 
-@pytest.mark.parametrize("key", ["vit_lr", "aligner_lr"])
-def test_learning_rate_of_a_part_is_refused_beside_optimizer_of_deepspeed(key):
-    built = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}}
-    assert refused(run_config(deepspeed=built, training={key: 1e-6})) == ["deepspeed.optimizer"]
+ZERO = {"zero_optimization": {"stage": 2}}
+
+
+@pytest.mark.parametrize(
+    ("part", "training"),
+    [
+        ("optimizer", {"vit_lr": 1e-6}),
+        ("optimizer", {"aligner_lr": 1e-6}),
+        ("optimizer", {"optim": "sgd"}),
+        ("scheduler", {"lr_scheduler_type": "cosine"}),
+    ],
+)
+def test_setting_that_deepspeed_would_replace_is_refused(part, training):
+    built = ZERO | {part: {"type": "AdamW"}}
+    assert refused(run_config(deepspeed=built, training=training)) == [f"deepspeed.{part}"]
     check_supported(run_config(deepspeed=built), world_size=1)
-    check_supported(run_config(deepspeed={}, training={key: 1e-6}), world_size=1)
+    check_supported(run_config(deepspeed=ZERO, training=training), world_size=1)
+
+
+@pytest.mark.parametrize("given", [{}, {"enabled": True}, {"bf16": {"enabled": True}}])
+def test_deepspeed_config_without_zero_is_refused(given):
+    """transformers runs without DeepSpeed if the configuration is empty; accelerate ends in an error without ZeRO."""
+    assert refused(run_config(deepspeed=given)) == ["deepspeed"]
+
+
+def test_deepspeed_takes_what_its_config_leaves_out_from_training_section():
+    """Left out, DeepSpeed 0.19.8 clips gradients at 1.0."""
+    built = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}, "gradient_clipping": 0.1}
+    options = deepspeed_options(run_config(deepspeed=ZERO | built))
+    assert options["optimizer"]["params"] == {"lr": 1e-5, "weight_decay": "auto", "betas": "auto", "eps": "auto"}
+    assert options["gradient_clipping"] == 0.1
+    assert deepspeed_options(run_config(deepspeed=ZERO))["gradient_clipping"] == "auto"
+    assert deepspeed_options(run_config()) is None
 
 
 def test_offload_with_deepspeed_is_refused_with_advice():
@@ -180,7 +207,7 @@ def test_deepspeed_file_without_json_object_is_refused(tmp_path, content):
     [
         ({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage"),
         ("zero2", "deepspeed"),
-        ({"datastates_ckpt": {"host_cache_size": 16}}, "deepspeed.datastates_ckpt"),
+        (ZERO | {"datastates_ckpt": {"host_cache_size": 16}}, "deepspeed.datastates_ckpt"),
     ],
 )
 def test_unusable_deepspeed_config_is_refused(deepspeed, path):
