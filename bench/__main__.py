@@ -132,9 +132,9 @@ def shown(name: str) -> Iterator[str]:
 def header() -> str:
     """When, with what and on what the figures were taken."""
     versions = [f"{name} {version(name) or 'not installed'}" for name in PACKAGES]
-    machine = f"Python {platform.python_version()}, {platform.machine()}"
+    machine = f"cores: {os.cpu_count()}, threads: {torch.get_num_threads()}; Python {platform.python_version()}"
     return (
-        f"{date.today().isoformat()}, {os.cpu_count()} cores; {machine}; {', '.join(versions)}.\n"
+        f"{date.today().isoformat()}, {machine}, {platform.machine()}; {', '.join(versions)}.\n"
         "Machines differ and are busy: read the ratios (peer / ours; above 1 means that ours is faster or smaller).\n"
     )
 

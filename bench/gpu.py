@@ -250,8 +250,6 @@ def _version(name: str) -> str:
 
 def looks(where: Where) -> Iterator[tuple[str, str]]:
     """Return what this machine is, by what was looked at."""
-    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary  # as the learner does
-
     if where.is_gpu:
         device = torch.cuda.get_device_properties(where.device)
         free, whole = torch.cuda.mem_get_info(where.device)
@@ -270,6 +268,8 @@ def looks(where: Where) -> Iterator[tuple[str, str]]:
         "for Triton",
         f"C compiler {shutil.which('cc') or shutil.which('gcc')}, Python.h {'there' if headers else 'missing'}",
     )
+    from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary  # as the learner does
+
     yield "NCCL", NCCLLibrary().ncclGetVersion()
     yield "the learner's attention", attention_words(PACKED, on_gpu=where.is_gpu)
 

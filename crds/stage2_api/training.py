@@ -110,7 +110,7 @@ class Training(Section):
     last proof of a sync. Null keeps all."""
     save_only_model: bool = False
     """Whether checkpoints hold only weights. They are smaller, but a restarted job goes on with a new optimizer and
-    schedule; with deepspeed it cannot go on."""
+    schedule; with deepspeed it is refused, unless the checkpoint keeps the weights in shards."""
     save_safetensors: Literal[True] = True
     """Whether checkpoints are safetensors; they always are."""
     save_last_epoch: bool = False

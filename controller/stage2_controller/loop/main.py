@@ -26,8 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     gc.set_threshold(OBJECTS_OF_A_COLLECTION, *gc.get_threshold()[1:])
     gc.freeze()
     # Whatever anybody stores must be decoded: an object that cannot be would end every list and watch. Jobs that are
-    # nested too deep are refused afterwards. From Python 3.12 json has limits of its own: 1,500 levels before 3.12.3,
-    # just under DEEPEST_OBJECT since. The image has 3.11.
+    # nested too deep are refused afterwards. The json of Python 3.12 and 3.13 has limits of its own: 1,500 levels
+    # before 3.12.3, just under DEEPEST_OBJECT since. The image has 3.11.
     sys.setrecursionlimit(10 * DEEPEST_OBJECT)
     options = _parser().parse_args(arguments)
     log_lines.configure(options.log_level.upper())

@@ -109,11 +109,15 @@ def _processes(config: RunConfig, world_size: int) -> list[Problem]:
 
 def _deepspeed(config: RunConfig) -> list[Problem]:
     problems = []
-    if engine := (deepspeed_config(config) or {}).get("datastates_ckpt"):
+    deepspeed = deepspeed_config(config)
+    if engine := (deepspeed or {}).get("datastates_ckpt"):
         rule = "its engine reads checkpoints in its own way, and may run what a file names"
         way_out = "leave it out: DeepSpeed then writes with torch.save"
         problems.append(Problem("deepspeed.datastates_ckpt", engine, rule, way_out))
-    problems.extend(_ignored(config, deepspeed_config(config) or {}))
+    if deepspeed is not None and "zero_optimization" not in deepspeed:
+        rule, way_out = "must hold zero_optimization", "write zero_optimization: {stage: 2}, or leave deepspeed out"
+        problems.append(Problem("deepspeed", deepspeed, rule, way_out))
+    problems.extend(_ignored(config, deepspeed or {}))
     if shards_weights(config) and config.rollout_matching.uses_servers and not config.shares_rows:
         rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"
         way_out = "use stage 2, which leaves the weights whole" + (
@@ -134,9 +138,6 @@ def _ignored(config: RunConfig, deepspeed: Mapping[str, Any]) -> Iterator[Proble
         if part in deepspeed and (lost := [f"training.{key}" for key in keys if key in given]):
             rule = f"DeepSpeed's own {part} takes the place of {', '.join(lost)}, which would have no effect"
             yield Problem(f"deepspeed.{part}", deepspeed[part], rule, f"leave it out, or leave out {', '.join(lost)}")
-    if config.uses_deepspeed and "zero_optimization" not in deepspeed:
-        rule, way_out = "must hold zero_optimization", "write zero_optimization: {stage: 2}, or leave deepspeed out"
-        yield Problem("deepspeed", dict(deepspeed), rule, way_out)
 
 
 def _trackers(config: RunConfig) -> list[Problem]:

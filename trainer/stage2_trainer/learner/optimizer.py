@@ -56,11 +56,10 @@ def create_for_deepspeed(
 
     try:
         config.trainer_config_finalize(args, policy, steps)
-    except ValueError as error:  # it lists what differs
-        rule = f"must agree with the training section ({' '.join(str(error).split())})"
-        raise refused(
-            "deepspeed", "this configuration", rule, "write auto for these keys, or leave them out"
-        ) from error
+    except ValueError as error:
+        differing = [line[2:] for line in str(error).splitlines() if line.startswith("- ")] or [str(error)]
+        rule, way_out = "must agree with the training section", "write auto for these keys, or leave them out"
+        raise refused("deepspeed", "; ".join(differing), rule, way_out) from error
     if "optimizer" in config.config:
         optimizer: Any = DummyOptim([one for one in policy.parameters() if one.requires_grad])
         build: Any = partial(create_schedule, args=args, steps=steps)
