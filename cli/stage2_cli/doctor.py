@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -16,10 +16,13 @@ from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import asks_for_gpus, gpus_hidden
+from stage2_report.run_history import read_records
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.checks.examination import Devices, Examination
+from stage2_trainer.checks.division import check_division
+from stage2_trainer.checks.examination import Devices, Examination, Requirement
 from stage2_trainer.checks.resources import Machine
 from stage2_trainer.process.cuda_driver import visible_names
+from stage2_trainer.telemetry.run_log import STEP_LOG
 
 STYLES = {"good": "green", "doubtful": "yellow", "missing": "red"}
 
@@ -51,7 +54,7 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)
     console = Terminal(quiet=as_json)
-    findings = list(examination.findings())
+    findings = [*examination.findings(), *_division(found, examination)]
     code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
     if as_json:
         print_json([asdict(finding) for finding in findings], indent=2)
@@ -64,3 +67,13 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         table.add_row(Text(finding.verdict, STYLES[finding.verdict]), finding.what, status)
     console.print(table)
     return code
+
+
+def _division(found: RolloutMatchingJob | RunConfig, examination: Examination) -> Iterator[Requirement]:
+    """Yield what the log of a job on one node says of the division of its GPUs."""
+    if examination.devices is None or examination.cpu:
+        return
+    if isinstance(found, RolloutMatchingJob) and found.spec.engine != "Node":
+        return
+    log = Path(examination.config.training.output_dir) / STEP_LOG
+    yield from check_division(examination.config, examination.devices, read_records(log) if log.is_file() else ())

@@ -177,9 +177,11 @@ def _describe_step(step: dict[str, Any]) -> str:
     else:
         found, true = (step.get(f"rollout/{key}", 0) for key in ("matched_maskiou_count", "gt_objects"))
         what = f"matched {found:.0f} of {true:.0f} objects"
+    decoded = step.get("rollout/decode_steps_per_token")
+    drafts = "" if decoded is None else f", {decoded:.2f} decode steps a token"
     lost = int(step.get("bad_samples_total", 0))
     aside = f"; {counted(lost, 'sample')} set aside so far" if lost else ""
-    return f"step {step['step']}: loss {step['loss']:.3f}, {what}{aside}"
+    return f"step {step['step']}: loss {step['loss']:.3f}, {what}{drafts}{aside}"
 
 
 _POLL_S = 0.5

@@ -38,3 +38,37 @@ def test_job_without_gpus_is_not_reported_to_leave_gpus_unused(
     examine(job, mapped=[], changes=[], as_json=True)
     (gpus,) = [one for one in json.loads(capsys.readouterr().out) if one["what"] == "GPUs"]
     assert (gpus["verdict"], gpus["status"]) == ("good", "the job asks for none, and runs on the CPU")
+
+
+def logged_step(wall: float = 10.0) -> dict[str, Any]:
+    """Return a step of 10 s, 9 of which the learner takes for passes; the busiest server works for 5."""
+    parts = {"generate": 0.0, "wait": 0.0, "forward": 3.0, "backward": 6.0, "sync": 0.5}
+    servers = [{"server": f"http://{i}", "busy_share": one, "in_flight": 1.0} for i, one in enumerate((0.3, 0.4, 0.5))]
+    times = {"step/wall_s": wall, **{f"step/{name}_s": value for name, value in parts.items()}}
+    lengths = {"rollout/gen_new_tokens_total": 16e3, "rollout/gen_new_tokens_mean": 500.0}
+    rows = {"rollout/encoded_len_mean": 1500.0, "packing/post_rollout_selected_total_len": 6e3}
+    return {"event": "step", "step": 1, **times, **lengths, **rows, "servers": servers}
+
+
+def divisions(capsys: pytest.CaptureFixture[str], job: Path, mapped: list[str], *, cpu: bool = False) -> list[str]:
+    pipelined = "custom.extra.rollout_matching.pipeline.enabled=true"
+    examine(job, mapped=mapped, changes=[pipelined], cpu=cpu, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    return [f"{one['verdict']}: {one['status']}" for one in found if one["what"] == "division of GPUs"]
+
+
+def test_division_of_gpus_is_compared_with_others_by_log_of_job(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job, mapped = JOB.with_name("job-3v1.yaml"), [f"/output={tmp_path}"]
+    (before,) = divisions(capsys, job, mapped)
+    assert before.startswith("good: 3 + 1 (servers + learner GPUs); other divisions are compared once")
+    start = {"event": "start", "step": 0, "max_steps": 99, "processes": 1}
+    log = tmp_path / "job-3v1" / "stage2_log.jsonl"
+    log.parent.mkdir()
+    log.write_text("".join(f"{json.dumps(one)}\n" for one in (start, *[logged_step()] * 11)))
+    (after,) = divisions(capsys, job, mapped)
+    assert after.startswith("doubtful: 3 + 1 (servers + learner GPUs) took 10.0 s a step: servers 5.0 s")
+    assert not divisions(capsys, job, mapped, cpu=True)
+    assert not divisions(capsys, JOB.with_name("job-jobset.yaml"), mapped), "its nodes come and go"

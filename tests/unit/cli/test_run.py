@@ -40,6 +40,14 @@ EVALUATION = {"event": "evaluation", "step": 3}
             "step 1: loss 2.000, matched 2 of 5 objects",
         ),
         (
+            {**STEP, "supervised/objects": 31.0, "rollout/decode_steps_per_token": 0.188, "bad_samples_total": 2.0},
+            "step 1: loss 2.000, 31 objects, 0.19 decode steps a token; 2 samples set aside so far",
+        ),
+        (
+            {**STEP, "reward": 0.2, "rollout/decode_steps_per_token": None},
+            "step 1: loss 2.000, mean reward 0.200",
+        ),
+        (
             {**STEP, "supervised/objects": 31.0, "bad_samples_total": 1.0},
             "step 1: loss 2.000, 31 objects; 1 sample set aside so far",
         ),

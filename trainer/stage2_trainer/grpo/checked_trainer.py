@@ -140,7 +140,8 @@ class _Course(TrainerCallback):
         self.began = state.global_step
         self._finite.check_start(step=state.global_step)
         forget_other_figure(args, state)
-        self._log.write("start", {"step": state.global_step, "max_steps": state.max_steps})
+        begun = {"step": state.global_step, "max_steps": state.max_steps, "processes": args.world_size}
+        self._log.write("start", begun)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Name the step that begins."""

@@ -17,7 +17,7 @@ from stage2_trainer.learner.loss import LossFigures
 from stage2_trainer.learner.rows import RowGroup
 from stage2_trainer.learner.step import CurrentStep
 from stage2_trainer.learner.step_record import Figures, SampleStats, StepRecord, server_drafts
-from stage2_trainer.process.ranks import gathered, peak_bytes
+from stage2_trainer.process.ranks import gathered, peak_bytes, world_size
 from stage2_trainer.rollouts.bad_samples import BadSamples
 from stage2_trainer.telemetry.progress import Reporter
 from stage2_trainer.telemetry.run_log import EventLog
@@ -112,7 +112,8 @@ class History:
         """Log the step at which training begins or resumes."""
         self._began = self._reported = state.global_step
         self._time = time.time()
-        self._log.write("start", {"step": state.global_step, "max_steps": state.max_steps})
+        begun = {"step": state.global_step, "max_steps": state.max_steps, "processes": world_size()}
+        self._log.write("start", begun)
         self._reporter.update(max_steps=state.max_steps)
         self._trackers.begin(state)
 

@@ -128,7 +128,7 @@ def test_unreadable_image_sets_sample_aside_and_is_logged_by_file_name(learn, im
     assert [one["message"].partition(" (")[0] for one in run.logged("warning") if "set aside" in one["message"]] == [
         f"sample train.jsonl:{place + 1} is set aside"
     ] * 2
-    assert run.logged("start") == [{"event": "start", "step": 0, "max_steps": 4}]
+    assert run.logged("start") == [{"event": "start", "step": 0, "max_steps": 4, "processes": 1}]
     assert run.events[-1] == {"event": "end", "step": 4, "outcome": "done", "message": ""}
     assert run.newest.name == "checkpoint-4"
 

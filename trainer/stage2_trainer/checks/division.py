@@ -1,0 +1,206 @@
+"""How a job's GPUs are divided between servers and learner: what other divisions would make of the steps it has logged.
+
+Nothing is assumed of a GPU's speed, so what a step would take is an interval. At one end the servers' seconds stay as
+they are, because the longest answer takes as long on any number of servers; at the other they follow the number of
+requests that each server gets. The learner's passes follow the rows of the process that has most of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from stage2_api.runconfig import RunConfig
+from stage2_trainer.checks.examination import Devices, Requirement, good
+
+WHAT = "division of GPUs"
+LEAST, MOST = 10, 100  # logged steps that are enough, and the last ones that count
+SURE = 0.95  # of the step's time: a division must take less at its slower end to be recommended
+MOST_SERVERS = MOST_LEARNERS = 16  # of a job on one node
+
+Interval = tuple[float, float]
+"""Seconds: at the least and at the most."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """So many servers and so many learner processes; a learner process has one GPU."""
+
+    servers: int
+    learners: int
+
+    def __str__(self) -> str:
+        return f"{self.servers} + {self.learners}"
+
+
+@dataclass(frozen=True)
+class LoggedStep:
+    """An optimizer step of a run's log, in seconds.
+
+    servers_s: of the server that worked longest. learner_s: without what the learner waited for, of which forward_s and
+    backward_s are its passes, and sync_s its push. groups: of rows, which processes share; row_tokens: of a row, where
+    each is a group. steps_per_token: decode steps, with drafts.
+    """
+
+    division: Division
+    wall_s: float
+    servers_s: float
+    learner_s: float
+    forward_s: float
+    backward_s: float
+    sync_s: float
+    groups: int
+    row_tokens: float | None
+    steps_per_token: float | None
+
+    def seconds(self, other: Division, *, pipelined: bool) -> Interval:
+        """Return what the step would have taken with another division of as many GPUs."""
+        if other == self.division:
+            return self.wall_s, self.wall_s
+        busiest = -(-self.groups // other.learners) / -(-self.groups // self.division.learners)
+        learner_s = self.learner_s - (self.forward_s + self.backward_s) * (1 - busiest)
+        ends = sorted((self.servers_s, self.servers_s * self.division.servers / other.servers))
+        if pipelined:
+            scale = self.wall_s / max(self.learner_s, self.servers_s + self.sync_s)
+            least, most = (scale * max(learner_s, one + self.sync_s) for one in ends)
+            return least, most
+        if other.learners == 1:  # it trains on rows while answers come
+            return max(ends[0], learner_s), ends[1] + learner_s
+        # Several wait for all answers. One process has perhaps made each backward pass twice, in order not to wait.
+        twice_s = self.backward_s / 2 * busiest if self.division.learners == 1 else 0.0
+        return ends[0] + learner_s - twice_s, ends[1] + learner_s
+
+
+def logged_steps(records: Iterable[Mapping[str, Any]], config: RunConfig) -> Sequence[LoggedStep]:
+    """Return the last steps since the run's last start, without its first, which fills the pipeline.
+
+    Steps that lack a figure are left out, and all of a start that does not say how many processes it has.
+    """
+    steps: deque[LoggedStep] = deque(maxlen=MOST)
+    learners, first = 0, True
+    for record in records:
+        if record.get("event") == "start":
+            steps.clear()
+            learners, first = record.get("processes", 0), True
+        elif record.get("event") == "step" and learners:
+            if not first:
+                steps.extend(_logged(record, learners, config))
+            first = False
+    return steps
+
+
+def _logged(record: Mapping[str, Any], learners: int, config: RunConfig) -> Iterator[LoggedStep]:
+    """Yield the step of a record, if it has the figures of one."""
+    times = _numbers(
+        record, *(f"step/{name}_s" for name in ("wall", "generate", "wait", "forward", "backward", "sync"))
+    )
+    busy = [one for server in record.get("servers", ()) for one in _numbers(server, "busy_share")]
+    groups, row_tokens = _groups(record, config)
+    if not (times and times[0] and busy and groups):
+        return
+    wall_s, generate_s, wait_s, forward_s, backward_s, sync_s = times
+    steps_per_token = next(iter(_numbers(record, "rollout/decode_steps_per_token")), None)
+    yield LoggedStep(
+        Division(len(busy), learners),
+        wall_s,
+        max(busy) * wall_s,
+        wall_s - generate_s - wait_s,
+        forward_s,
+        backward_s,
+        sync_s,
+        groups,
+        row_tokens,
+        steps_per_token,
+    )
+
+
+def _groups(record: Mapping[str, Any], config: RunConfig) -> tuple[int, float | None]:
+    """Return how many groups of rows a step has, and the tokens of a row where each is one; 0 where nobody knows."""
+    if not config.training.packing or config.rollout_matching.post_rollout_pack_scope != "step":
+        return config.gradient_accumulation_steps(), None
+    names = "rollout/gen_new_tokens_total", "rollout/gen_new_tokens_mean", "rollout/encoded_len_mean"
+    found = _numbers(record, *names, "packing/post_rollout_selected_total_len")
+    if not all(found) or not found:
+        return 0, None
+    generated, each, encoded, row_tokens = found
+    return max(1, round(generated / each * encoded / row_tokens)), row_tokens
+
+
+def _numbers(record: Mapping[str, Any], *keys: str) -> list[float]:
+    """Return the numbers of these keys; nothing where one of them has none."""
+    found = [one for key in keys if isinstance(one := record.get(key), (int, float))]
+    return found if len(found) == len(keys) else []
+
+
+def check_division(config: RunConfig, devices: Devices, records: Iterable[Mapping[str, Any]]) -> Iterator[Requirement]:
+    """Yield whether another division of a job's GPUs would be faster, by its log; nothing for a job without servers.
+
+    records: of the job's log, which may have been written with another division.
+    """
+    if not (devices.on_gpus and devices.servers and config.rlhf is None and config.makes_rollouts):
+        return
+    steps = logged_steps(records, config)
+    own = Division(devices.servers, devices.learner)
+    if len(steps) < LEAST:
+        status = f"{own} (servers + learner GPUs); other divisions are compared once the run has logged {LEAST} steps"
+        yield good(WHAT, status)
+        return
+    expected = {one: _mean(steps, one, config) for one in (own, *_others(own, devices))}
+    now_s = expected.pop(own)
+    status = f"{_in_words(steps)}{'' if own == steps[-1].division else f'; {own} {_seconds(now_s)}'}"
+    if not expected:
+        yield good(WHAT, status)
+        return
+    best = min(expected, key=lambda one: expected[one][::-1])
+    status += f"; {best} would take {_seconds(expected[best])}"
+    if expected[best][1] < SURE * now_s[0]:
+        yield Requirement(WHAT, "doubtful", status, _way_out(config, best))
+    else:
+        yield good(WHAT, f"{status}, so no other division is sure to be faster")
+
+
+def _others(own: Division, devices: Devices) -> Iterator[Division]:
+    """Yield the other divisions of a job's GPUs, all of which are used."""
+    for servers in range(1, MOST_SERVERS + 1):
+        learners = devices.count - servers * devices.per_server
+        if 1 <= learners <= MOST_LEARNERS and servers != own.servers:
+            yield Division(servers, learners)
+
+
+def _mean(steps: Sequence[LoggedStep], division: Division, config: RunConfig) -> Interval:
+    pipelined = config.rollout_matching.pipeline.enabled
+    least, most = zip(*(step.seconds(division, pipelined=pipelined) for step in steps), strict=True)
+    return fmean(least), fmean(most)
+
+
+def _in_words(steps: Sequence[LoggedStep]) -> str:
+    """Return what was logged, as means."""
+    drafted = [step.steps_per_token for step in steps if step.steps_per_token is not None]
+    decoded = f"{fmean(drafted):.2f} decode steps a token, " if drafted else ""
+    rows = [step.row_tokens for step in steps if step.row_tokens is not None]
+    of = f"rows of {fmean(rows):,.0f} tokens" if rows else "micro-steps"
+    mean = {
+        name: fmean(getattr(step, name) for step in steps) for name in ("wall_s", "servers_s", "learner_s", "groups")
+    }
+    return (
+        f"{steps[-1].division} (servers + learner GPUs) took {mean['wall_s']:.1f} s a step:"
+        f" servers {mean['servers_s']:.1f} s ({decoded}mean of {len(steps)} logged steps),"
+        f" the learner {mean['learner_s']:.1f} s ({mean['groups']:.1f} {of})"
+    )
+
+
+def _seconds(interval: Interval) -> str:
+    least, most = (f"{one:.1f}" for one in interval)
+    return f"{least} s" if least == most else f"{least} to {most} s"
+
+
+def _way_out(config: RunConfig, best: Division) -> str:
+    shared = best.learners == 1 or config.shares_rows
+    sharded = "" if shared else ", and vllm.server.learners to sharded"
+    return (
+        f"set spec.rollout.servers to {best.servers} and spec.learner.gpus to {best.learners}{sharded}: the run goes on"
+        " from its last checkpoint"
+    )
