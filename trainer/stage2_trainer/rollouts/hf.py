@@ -26,6 +26,7 @@ from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan
 OBJECT_KEY = '"object_'
 SERVER = "learner"  # the source of these rollouts, in logs
 SMALLEST_TEMPERATURE = 1e-4
+UNUSED_TOP_K = 50  # where nothing is sampled, transformers warns of any other number
 _TEXT = 0  # the processor's mm_token_type_ids: text 0, image 1, video 2
 
 
@@ -66,7 +67,7 @@ class Decoding:
             "do_sample": self.temperature > 0,
             "temperature": max(self.temperature, SMALLEST_TEMPERATURE) if self.temperature > 0 else 1.0,
             "top_p": 1.0,
-            "top_k": 0,
+            "top_k": 0 if self.temperature > 0 else UNUSED_TOP_K,
             "repetition_penalty": self.repetition_penalty,
             "num_beams": self.num_beams,
             "num_return_sequences": self.num_return_sequences,

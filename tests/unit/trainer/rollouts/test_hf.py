@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import PromptCache
@@ -125,10 +126,21 @@ def test_decoding_options_follow_config():
     assert decoding.repeat is not None
 
 
+@pytest.mark.parametrize(
+    "decoding",
+    [Decoding(8), Decoding(8, temperature=0.5), Decoding(8, num_beams=2)],
+    ids=["greedy", "sampled", "beams"],
+)
+def test_transformers_has_nothing_to_say_about_decoding_options(decoding):
+    """Its warning of flags that "may be ignored" would be about ours, which a person has not set."""
+    GenerationConfig(**decoding.options(), eos_token_id=1, pad_token_id=0).validate(strict=True)
+
+
 def test_checkpoint_generation_defaults_are_not_used():
     greedy, sampled = Decoding(8).options(), Decoding(8, temperature=1e-9).options()
     assert (greedy["do_sample"], sampled["do_sample"], sampled["temperature"]) == (False, True, 1e-4)
-    assert (greedy["top_p"], greedy["top_k"]) == (1.0, 0)
+    assert (sampled["top_p"], sampled["top_k"]) == (1.0, 0)
+    assert all(value is not None for value in (*greedy.values(), *sampled.values())), "unset ones would be its own"
 
 
 PIECES = {0: "<end>", 1: '{"', 2: "object_", 3: "1", 4: '": 0, "', 5: "x"}
