@@ -93,19 +93,19 @@ def refused(path: str, value: object, rule: str, way_out: str) -> ConfigError:
 
 
 def shortened(value: object, limit: int = 120) -> str:
-    """Return the repr of a value with `null` for None, as YAML and JSON write it, cut to `limit` characters.
+    """Return the repr of a value with `null` and `true` as YAML and JSON write them, cut to `limit` characters.
 
-    >>> shortened({"a": [None, "None"]})
-    "{'a': [null, 'None']}"
+    >>> shortened({"a": [None, "None", True]})
+    "{'a': [null, 'None', true]}"
     """
     text = _written(value, limit)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
 def _written(value: object, deepest: int) -> str:
-    """Return the repr of a value with `null` for None; what lies deeper would be cut off."""
-    if value is None:
-        return "null"
+    """Return the text of `shortened`; what lies deeper would be cut off."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
     if type(value) not in (list, tuple, dict):
         return repr(value)
     if deepest == 0:

@@ -117,8 +117,9 @@ def test_invalid_capabilities_are_refused_with_path_and_advice(add: Any) -> None
     written = {"add": add}
     made = b.planned(b.job(learner={"gpus": 1, "template": of_learner(securityContext={"capabilities": written})}))
     assert b.condition(made, reasons.ACCEPTED) == ("False", reasons.INVALID_SPEC)
+    found = str(written).replace("True", "true")
     assert b.message(made, reasons.ACCEPTED) == (
-        f"spec.learner.template.{CONTAINER}.securityContext.capabilities: {written}; every capability is dropped, "
+        f"spec.learner.template.{CONTAINER}.securityContext.capabilities: {found}; every capability is dropped, "
         "and only NET_BIND_SERVICE may be added; change it, or remove it"
     )
 
