@@ -89,11 +89,13 @@ def learning(
         process.kill()
 
 
-def assert_resumes_alike(whole: Path, steps: Sequence[Mapping[str, Any]], middle: int, configuration: Any) -> None:
+def assert_resumes_alike(
+    whole: Path, steps: Sequence[Mapping[str, Any]], middle: int, configuration: Any, *, processes: int = 1
+) -> None:
     """A run that resumes in the middle of a whole one has its figures and ends with its weights, bit for bit."""
     output, last = Path(configuration["training"]["output_dir"]), steps[-1]["step"]
     shutil.copytree(whole / f"checkpoint-{middle}", output / f"checkpoint-{middle}")
-    resumed, log = learn(configuration)
+    resumed, log = learn(configuration, processes=processes)
     assert "resuming from" in log
     for figure in ("step", "loss", "learning_rate"):
         assert [step[figure] for step in resumed] == [step[figure] for step in steps[middle:]]
