@@ -16,6 +16,7 @@ import shutil
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from importlib import metadata
@@ -242,10 +243,11 @@ def header() -> str:
 
 
 def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+    """Return the version of a package, or of its build for CPUs, which may have a name of its own."""
+    for one in (name, f"{name}-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(one)
+    return "not installed"
 
 
 def looks(where: Where) -> Iterator[tuple[str, str]]:

@@ -62,11 +62,12 @@ def test_push_with_wrong_received_weights_raises(monkeypatch):
 
 
 def test_look_table_names_machine_and_versions():
-    pytest.importorskip("vllm", reason="NCCL is called by vLLM's wrapper")
+    vllm = pytest.importorskip("vllm", reason="NCCL is called by vLLM's wrapper")
     (table,) = TABLES["look"]
     found = "".join(table.lines())
     assert "| GPU | not used |" in found
     assert f"torch {torch.__version__.partition('+')[0]}" in found
+    assert f"vllm {vllm.__version__.partition('+')[0]}" in found, "the build for CPUs too"
     assert "| NCCL | 2." in found
     assert "packed, sequence by sequence" in found
 
