@@ -33,7 +33,7 @@ BUDGET_S = 60 * 60
 WITHOUT_VLLM_S = 30 * 60
 LONGEST_S = 9 * 60  # machines are lent for ten minutes a command
 GRACE_S = 15.0
-LAST_LINES = 15
+LAST_LINES, LONGEST_LINE = 15, 300  # of a failed stage, in the summary
 HEADING = "#### stage "  # in the log
 PASSED, RUNNING, CUT_OFF = "passed", "runs", "cut off"
 EXIT_LEFT = 75  # EX_TEMPFAIL: another call goes on
@@ -256,7 +256,11 @@ def figures(log: str, result: Result) -> list[str]:
     tables = [f"\n#{line}\n" if line.startswith("## ") else line for line in lines if line.startswith(("| ", "## "))]
     if result.passed:
         return tables or lines[-1:]
-    return [*tables, "\n```", *lines[-LAST_LINES:], "```"]
+    return [*tables, "\n```", *map(_cut, lines[-LAST_LINES:]), "```"]
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 1]}…"
 
 
 def environment(base: Mapping[str, str], rehearses: bool) -> dict[str, str]:

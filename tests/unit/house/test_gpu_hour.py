@@ -63,6 +63,15 @@ def test_failed_or_timed_out_stage_does_not_stop_others(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
+def test_summary_cuts_long_last_lines_of_failed_stage(tmp_path):
+    assert hour([stage("fails", "printf 'because %09999d\\nof that' 0; exit 3")], tmp_path).run() == 1
+    last = (tmp_path / SUMMARY).read_text().partition("```\n")[2].partition("\n```")[0].splitlines()
+    assert last[-1] == "of that"
+    assert last[-2].startswith("because 000")
+    assert last[-2].endswith("…")
+    assert len(last[-2]) == gpu_hour.LONGEST_LINE
+
+
 HOUR = """
 import sys
 from pathlib import Path
