@@ -1,5 +1,6 @@
 """The timeline of a run of tests: real processes, and a picture of what was measured."""
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ def test_tier_counts_only_cpu_time_of_its_own_processes(tmp_path: Path) -> None:
     assert list(timeline.tiers) == ["mutants"]
     assert 1.5 < timeline.tiers["mutants"].cpu_s < 4.5
     assert timeline.wall_s > 3
-    assert max(timeline.busy) > 0.5
+    assert max(timeline.busy) > 0.5 or os.nice(0) > 0, "work of low priority is not counted"
 
 
 def test_work_of_low_priority_does_not_count_as_busy(monkeypatch: pytest.MonkeyPatch) -> None:
