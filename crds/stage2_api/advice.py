@@ -115,6 +115,13 @@ _IDLE: tuple[tuple[str, Callable[[RunConfig], bool], str, str], ...] = (
         for name, strategy in (("save_steps", "save_strategy"), ("eval_steps", "eval_strategy"))
     ),
     (
+        "training.save_only_model",
+        lambda c: c.training.save_only_model and c.uses_deepspeed,
+        "DeepSpeed resumes with its own state, which such checkpoints lack: a restart is refused, unless ZeRO-3 keeps"
+        " the weights in shards",
+        "set it to false, or remove deepspeed",
+    ),
+    (
         "training.greater_is_better",
         lambda c: c.training.greater_is_better is not None and c.best_metric is None,
         "no checkpoint is compared with another",

@@ -111,6 +111,15 @@ def test_idle_setting_is_reported(path: str, patch: dict[str, Any]) -> None:
     assert idle.value is not None
 
 
+def test_checkpoints_without_deepspeed_state_are_reported_where_a_restart_needs_it() -> None:
+    zero = {"deepspeed": {"zero_optimization": {"stage": 2}}, "training": {"save_only_model": True}}
+    (harmful,) = idle_settings(parse_run_config(patched(BASE, zero)))
+    assert (harmful.path, harmful.value) == ("training.save_only_model", True)
+    assert "a restart is refused" in harmful.rule
+    for other in (at("deepspeed", None), at("deepspeed.enabled", False), at("training.save_only_model", False)):
+        assert idle_settings(parse_run_config(patched(BASE, zero, other))) == ()
+
+
 def test_config_without_idle_settings_gets_no_advice() -> None:
     assert idle_settings(parse_run_config(BASE)) == ()
 
