@@ -82,9 +82,11 @@ class Training(Section):
     max_grad_norm: Weight = 1.0
     """Maximum gradient norm; 0 means no clipping."""
     bf16: bool = False
-    """Whether the forward pass runs in bfloat16 (autocast). Weights keep `model.torch_dtype`."""
+    """Whether the forward pass runs in bfloat16 (autocast). Weights keep `model.torch_dtype`; with deepspeed they are
+    held in bfloat16, with copies in float32 of what trains."""
     fp16: bool = False
-    """Whether the forward pass runs in float16 (autocast)."""
+    """Whether the forward pass runs in float16 (autocast); with deepspeed weights are held in float16, with copies in
+    float32 of what trains."""
     gradient_checkpointing: bool = True
     """Whether to recompute activations in the backward pass: a third slower, but long answers fit into memory."""
     seed: Count = 42

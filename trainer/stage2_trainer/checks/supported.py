@@ -117,6 +117,10 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
     if deepspeed is not None and "zero_optimization" not in deepspeed:
         rule, way_out = "must hold zero_optimization", "write zero_optimization: {stage: 2}, or leave deepspeed out"
         problems.append(Problem("deepspeed", deepspeed, rule, way_out))
+    if (autocast := (deepspeed or {}).get("torch_autocast")) and autocast.get("enabled"):
+        rule = "is a precision beside training.bf16 and training.fp16"
+        way_out = "leave it out; with training.bf16 DeepSpeed holds weights in bfloat16, with copies in float32"
+        problems.append(Problem("deepspeed.torch_autocast", autocast, rule, way_out))
     problems.extend(_ignored(config, deepspeed or {}))
     if shards_weights(config) and config.rollout_matching.uses_servers and not config.shares_rows:
         rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"

@@ -19,6 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from stage2_trainer.model.best_checkpoint import forget_other_figure
 from stage2_trainer.model.checkpoints import divided_among
 from stage2_trainer.model.deepspeed_compat import load_undivided
+from stage2_trainer.model.deepspeed_config import settle_options
 from stage2_trainer.model.finite import FiniteGuard
 from stage2_trainer.model.policy import split_learning_rates
 from stage2_trainer.model.run_checkpoints import Checkpoints
@@ -95,6 +96,13 @@ class CheckedTrainer(Trainer):
     def note_backward(self) -> None:
         """Note that a backward pass begins, which with DeepSpeed may change weights."""
         self._course.within = self.steps_in_backward and self.accelerator.sync_gradients
+
+    def _prepare_for_training(self, max_steps: int, *others: Any) -> Any:
+        """Prepare model, optimizer and schedule. Raises ConfigError where DeepSpeed and training section differ."""
+        if self.is_deepspeed_enabled:
+            settle_options(self.accelerator.state.deepspeed_plugin.hf_ds_config, self.args, self.model, max_steps)
+        untyped: Any = super()
+        return untyped._prepare_for_training(max_steps, *others)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_pt_utils import get_parameter_names
 
-from stage2_api.errors import refused
+from stage2_trainer.model.deepspeed_config import settle_options
 from stage2_trainer.model.policy import split_learning_rates
 
 NO_DECAY = [r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)"]
@@ -54,12 +54,7 @@ def create_for_deepspeed(
     """
     from accelerate.utils import DummyOptim, DummyScheduler
 
-    try:
-        config.trainer_config_finalize(args, policy, steps)
-    except ValueError as error:
-        differing = [line[2:] for line in str(error).splitlines() if line.startswith("- ")] or [str(error)]
-        rule, way_out = "must agree with the training section", "write auto for these keys, or leave them out"
-        raise refused("deepspeed", "; ".join(differing), rule, way_out) from error
+    settle_options(config, args, policy, steps)
     if "optimizer" in config.config:
         optimizer: Any = DummyOptim([one for one in policy.parameters() if one.requires_grad])
         build: Any = partial(create_schedule, args=args, steps=steps)

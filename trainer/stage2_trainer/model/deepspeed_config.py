@@ -2,42 +2,81 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
-from stage2_api.errors import refused
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
 
 _FROM_TRAINING = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping",
 )  # fmt: skip
-
+DTYPES = ("bf16", "fp16")
+"""Blocks of DeepSpeed's configuration that hold the weights in 16 bits, and the keys of `training` of the same name."""
 _OF_ANY = ("lr", "weight_decay")
 _OF_ADAM = (*_OF_ANY, "betas", "eps")
+_OPTIMIZERS = {"adam": _OF_ADAM, "adamw": _OF_ADAM}
+_SCHEDULERS = {
+    "warmuplr": ("warmup_max_lr", "warmup_num_steps"),
+    "warmupdecaylr": ("warmup_max_lr", "warmup_num_steps", "total_num_steps"),
+    "warmupcosinelr": ("warmup_num_steps", "total_num_steps"),
+}
+_BLOCKS = (
+    "zero_optimization", "optimizer", "optimizer.params", "scheduler", "scheduler.params", "torch_autocast", *DTYPES,
+)  # fmt: skip
+_STAGES = (1, 2, 3)
+_DIFFERING = re.compile(r"^- ds (\S+?)=.* vs hf (.*)$", re.MULTILINE)
 
 
 def shards_weights(config: RunConfig) -> bool:
     """Whether DeepSpeed spreads the weights themselves over the processes (ZeRO-3)."""
-    stage = (deepspeed_config(config) or {}).get("zero_optimization", {}).get("stage", 0)
-    return int(stage) >= 3
+    return zero_stage(deepspeed_config(config) or {}) >= 3
+
+
+def zero_stage(options: Mapping[str, Any]) -> int:
+    """Return the stage of ZeRO of a DeepSpeed configuration."""
+    stage: int = options.get("zero_optimization", {}).get("stage", 0)
+    return stage
 
 
 def deepspeed_options(config: RunConfig) -> dict[str, Any] | None:
     """Return the DeepSpeed configuration, with the training section's values where it leaves out what they set.
 
-    DeepSpeed has values of its own for what is left out: it would clip gradients at 1.0, and step at another rate.
+    DeepSpeed has values of its own for what is left out: it would clip gradients at 1.0, step at another rate, warm up
+    for 1000 steps, and compute in float32 where a block `bf16` does not say whether it is enabled.
     """
     given = deepspeed_config(config)
     if given is None:
         return None
     options = dict.fromkeys(_FROM_TRAINING, "auto") | given
+    options |= {dtype: {"enabled": "auto"} | given.get(dtype, {}) for dtype in DTYPES}
     if "optimizer" in options:
-        optimizer: dict[str, Any] = options["optimizer"]
-        names = _OF_ADAM if str(optimizer.get("type")).lower() in ("adam", "adamw") else _OF_ANY
-        options["optimizer"] = optimizer | {"params": dict.fromkeys(names, "auto") | optimizer.get("params", {})}
+        options["optimizer"] = _completed(options["optimizer"], _OPTIMIZERS, otherwise=_OF_ANY)
+    if "scheduler" in options:
+        options["scheduler"] = _completed(options["scheduler"], _SCHEDULERS)
     return options
+
+
+def settle_options(options: Any, args: Any, policy: Any, steps: int) -> None:
+    """Set the `auto` values of a `HfTrainerDeepSpeedConfig` to what training section, policy and steps say.
+
+    Raises:
+        ConfigError: others differ from the training section.
+    """
+    try:
+        options.trainer_config_finalize(args, policy, steps)
+    except ValueError as error:
+        rule = "must agree with the training section, which has {}"
+        differing = [
+            Problem(f"deepspeed.{key}", options.get_value(key), rule.format(ours), "write auto for it")
+            for key, ours in _DIFFERING.findall(str(error))
+        ]
+        raise ConfigError(differing or [Problem("deepspeed", "auto", str(error), "write a number")]) from error
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
@@ -48,7 +87,7 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     if isinstance(deepspeed, dict) and "config" in deepspeed:
         deepspeed = deepspeed["config"]
     if isinstance(deepspeed, dict):
-        return {key: value for key, value in deepspeed.items() if key != "enabled"}
+        return _checked({key: value for key, value in deepspeed.items() if key != "enabled"})
     path = Path(str(deepspeed))
     if not path.is_file():
         rule = "must be a DeepSpeed configuration or the path of one; named presets are not built in"
@@ -58,6 +97,29 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         document = error
     if isinstance(document, dict):
-        return document
+        return _checked(document)
     rule = "must be a file with a JSON object" + (f" ({document})" if isinstance(document, Exception) else "")
     raise refused("deepspeed", str(path), rule, "correct the file, or write its content here")
+
+
+def _checked(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options whose blocks are mappings, with a stage of ZeRO if they have ZeRO. Raises ConfigError for others.
+
+    At stage 0 DeepSpeed 0.19.8 measures no gradient norm, and trains 16-bit weights without copies in float32.
+    """
+    for path in _BLOCKS:
+        block = reduce(lambda section, key: section.get(key, {}), path.split("."), options)
+        if not isinstance(block, dict):
+            raise refused(f"deepspeed.{path}", block, "must be a mapping", "write its keys, or leave it out")
+    if "zero_optimization" in options and (stage := zero_stage(options)) not in _STAGES:
+        rule = "must be 1, 2 or 3: at stage 0, the default, DeepSpeed divides nothing among processes"
+        raise refused("deepspeed.zero_optimization.stage", stage, rule, "write one of them, or leave deepspeed out")
+    return options
+
+
+def _completed(
+    part: Mapping[str, Any], known: Mapping[str, tuple[str, ...]], otherwise: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return an optimizer or a scheduler with `auto` for those of its known parameters that it leaves out."""
+    names = known.get(str(part.get("type")).lower(), otherwise)
+    return {**part, "params": dict.fromkeys(names, "auto") | part.get("params", {})}

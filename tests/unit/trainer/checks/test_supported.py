@@ -167,6 +167,24 @@ def test_deepspeed_takes_what_its_config_leaves_out_from_training_section():
     assert deepspeed_options(run_config()) is None
 
 
+def test_deepspeed_takes_rates_and_lengths_of_its_scheduler_from_training_section():
+    """Left out, DeepSpeed 0.19.8 warms up for 1000 steps, to a rate of 0.001."""
+    built = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 3}}, "optimizer": {"type": "Lion"}}
+    options = deepspeed_options(run_config(deepspeed=ZERO | built))
+    assert options["scheduler"]["params"] == {"warmup_max_lr": "auto", "warmup_num_steps": 3}
+    assert options["optimizer"]["params"] == {"lr": "auto", "weight_decay": "auto"}
+    of_its_own = ZERO | {"scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 0.1}}}
+    assert deepspeed_options(run_config(deepspeed=of_its_own))["scheduler"] == of_its_own["scheduler"]
+
+
+@pytest.mark.parametrize("block", [{}, {"bf16": {}}, {"bf16": {"immediate_grad_update": True}}])
+def test_deepspeed_takes_precision_from_training_section(block):
+    """Without `enabled` DeepSpeed 0.19.8 computes in float32, whatever training.bf16 says."""
+    options = deepspeed_options(run_config(deepspeed=ZERO | block, training={"bf16": True}))
+    assert options["bf16"] == {"enabled": "auto"} | block.get("bf16", {})
+    assert options["fp16"] == {"enabled": "auto"}
+
+
 def test_offload_with_deepspeed_is_refused_with_advice():
     offload = {"vllm": COLOCATE, "offload": {"enabled": True, "offload_optimizer": True}}
     with pytest.raises(ConfigError, match=r"offload.enabled to false, or rollout_backend to hf, or remove deepspeed"):
@@ -208,6 +226,13 @@ def test_deepspeed_file_without_json_object_is_refused(tmp_path, content):
         ({"zero_optimization": {"stage": 3}}, "deepspeed.zero_optimization.stage"),
         ("zero2", "deepspeed"),
         (ZERO | {"datastates_ckpt": {"host_cache_size": 16}}, "deepspeed.datastates_ckpt"),
+        (ZERO | {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, "deepspeed.torch_autocast"),
+        (ZERO | {"bf16": True}, "deepspeed.bf16"),
+        (ZERO | {"optimizer": None}, "deepspeed.optimizer"),
+        (ZERO | {"scheduler": {"type": "WarmupLR", "params": [3]}}, "deepspeed.scheduler.params"),
+        ({"zero_optimization": 2}, "deepspeed.zero_optimization"),
+        ({"zero_optimization": {"stage": "two"}}, "deepspeed.zero_optimization.stage"),
+        ({"zero_optimization": {}}, "deepspeed.zero_optimization.stage"),
     ],
 )
 def test_unusable_deepspeed_config_is_refused(deepspeed, path):

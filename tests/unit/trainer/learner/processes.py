@@ -33,14 +33,14 @@ def run_members(member: Callable[..., None], folder: Path, *arguments: object, c
     assert codes == [0] * count, "\n".join(log.read_text(errors="replace")[-3000:] for log in logs)
 
 
-def join(rank: int, port: int) -> tuple[Any, Any]:
-    """Be one of two learner processes; returns the tiny model and an encoder."""
+def join(rank: int, port: int, *, count: int = 2) -> tuple[Any, Any]:
+    """Be one of so many learner processes; returns the tiny model and an encoder."""
     from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
 
     from stage2_trainer.data.encode import Encoder
     from stage2_trainer.model.transformers_compat import disable_cache
 
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     torch.set_num_threads(1)
     model = Qwen3VLForConditionalGeneration.from_pretrained(TINY_MODEL, dtype=torch.float32)
