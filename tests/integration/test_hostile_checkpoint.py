@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import yaml
 
 from stage2_api.errors import EXIT_CONFIG
+from stage2_trainer.telemetry.run_log import STEP_LOG
 from tests.support import forked
 from tests.support.hostile_checkpoints import plant
 from tests.support.ports import free_port
@@ -51,3 +53,29 @@ def test_zero_checkpoint_is_resumed_and_one_with_code_is_refused(tmp_path, stage
     message = json.loads(path.with_suffix(".report").read_text())["message"]
     assert f"{file.name} must hold tensors and settings only" in message
     assert "it names posix.mkdir" in message
+
+
+@pytest.mark.in_turns(3)
+def test_zero_3_run_that_saves_shards_of_weights_alone_resumes_as_if_never_stopped(tmp_path):
+    """Weights and optimizer are in the same state, which such a checkpoint keeps."""
+    shapes = make_shapes(tmp_path / "shapes", train=4, held_out=1)
+    config = supervised_config(shapes, tmp_path / "whole", steps=STEPS + 1, zero=3)
+    config["training"] |= {"save_only_model": True, "save_total_limit": STEPS + 1}
+    config["tuner"] = {"train_type": "full", "freeze_vit": True}  # adapters would be gathered
+    assert start(config, tmp_path / "whole.yaml").returncode == 0
+    checkpoint = tmp_path / "resumed" / "checkpoint-1"
+    shutil.copytree(tmp_path / "whole" / checkpoint.name, checkpoint)
+    assert not list(checkpoint.glob("*.safetensors")), "weights are in shards alone"
+
+    config["training"]["output_dir"] = str(checkpoint.parent)
+    gone_on = start(config, tmp_path / "resumed.yaml")
+    assert gone_on.returncode == 0, gone_on.stderr[-4000:]
+    assert f"resuming from {checkpoint}" in gone_on.stderr
+    assert figures(tmp_path / "resumed") == figures(tmp_path / "whole")[1:]
+
+
+def figures(folder):
+    """Loss, gradient norm and rate of each step of a run."""
+    lines = [json.loads(line) for line in (folder / STEP_LOG).read_text().splitlines()]
+    steps = [line for line in lines if line["event"] == "step"]
+    return [[step[name] for name in ("loss", "grad_norm", "learning_rate")] for step in steps]

@@ -31,10 +31,10 @@ from stage2_trainer.model.checkpoints import (
     flaw_of,
     newest_whole,
     proved_step_of,
-    require_deepspeed_state,
     run_course,
     trained_step_of,
 )
+from stage2_trainer.model.deepspeed_state import check_deepspeed_state
 from stage2_trainer.model.tensor_files import refuse_code, tensors_alone
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.activity import ACTIVITY, LIBRARIES, Report
@@ -179,9 +179,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         if checkpoint is not None:
             path = f"training.{'resume_from_checkpoint' if config.training.resume_from_checkpoint else 'output_dir'}"
+            check_deepspeed_state(Path(checkpoint), config, path=path)
             refuse_code(Path(checkpoint), path=path)
-            if config.uses_deepspeed:
-                require_deepspeed_state(Path(checkpoint), path=path)
         run = _make_run(config, records, context, stack)
     _train(run, Path(checkpoint) if checkpoint is not None else None)
 

@@ -8,6 +8,7 @@ import os
 from functools import partial
 
 import pytest
+import torch
 
 from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, ConfigError
 from stage2_trainer.checks.preflight import checked_records
@@ -169,6 +170,18 @@ def test_deepspeed_refuses_to_resume_without_its_state(environment, config, tmp_
     message = last_words(tmp_path)["message"]
     assert message.startswith(f"training.output_dir: '{checkpoint}'")
     assert "--overwrite" in message
+
+
+def test_state_of_deepspeed_is_refused_without_it(environment, config, tmp_path):
+    """The refusal once said that somebody may have tampered with the checkpoint."""
+    run = config(training={"max_steps": 3, "resume": "allow-changes"})
+    state = earlier_run(run, tmp_path, seed=run.training.seed) / "global_step1" / "mp_rank_00_model_states.pt"
+    state.parent.mkdir()
+    torch.save({"ds_config": {"zero_optimization": {"stage": 2}}}, state)
+    assert learn(run) == EXIT_CONFIG
+    message = last_words(tmp_path)["message"]
+    assert message.startswith("deepspeed: DeepSpeed wrote")
+    assert message.endswith("set deepspeed back, or start over with --overwrite")
 
 
 def test_overwrite_removes_earlier_run_only_if_config_is_valid(environment, config, tmp_path):

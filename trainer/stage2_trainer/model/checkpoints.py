@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from stage2_api.course import FOLLOWS_LENGTH, LENGTH, course_of
-from stage2_api.errors import ConfigError, Problem, refused
+from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import model_fingerprint
 from stage2_trainer.data.records import Fingerprint
@@ -248,14 +248,6 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
 def divided_among(checkpoint: Path) -> int:
     """Return among how many processes DeepSpeed divided the optimizer's state of a checkpoint; 0: it did not."""
     return len(list(checkpoint.glob(DEEPSPEED_SHARDS)))
-
-
-def require_deepspeed_state(checkpoint: Path, *, path: str) -> None:
-    """Raise ConfigError if a checkpoint lacks DeepSpeed's state. path: of the key that led to the checkpoint."""
-    if not any(checkpoint.glob(DEEPSPEED_STATES)):
-        rule = "DeepSpeed resumes with its own state, which this checkpoint lacks (training.save_only_model)"
-        way_out = "leave deepspeed out, with training.resume: allow-changes, or start over with --overwrite"
-        raise refused(path, str(checkpoint), rule, way_out)
 
 
 def _state(checkpoint: Path) -> Any:
