@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -41,19 +41,25 @@ class Equal:
         yield f"| format | answers | tokens | others | margin where they part, nats | tokens with less than {CLOSE} |\n"
         yield "| --- | --- | ---: | ---: | ---: | ---: |\n"
         for dtype in ("float32", "bfloat16"):
-            plain = self._of_process("none", dtype, AT_ONCE)
-            for what, method, batch in (("with drafts of the frame", "frame", AT_ONCE), ("one at a time", "none", 1)):
-                yield f"| {dtype} | {what} | {_differences(self._of_process(method, dtype, batch), plain)} |\n"
+            plain, alone = self._of_process("none", dtype, AT_ONCE, 1)
+            (drafted,) = self._of_process("frame", dtype, AT_ONCE)
+            for what, answers in (("with drafts of the frame", drafted), ("one at a time", alone)):
+                yield f"| {dtype} | {what} | {_differences(answers, plain)} |\n"
 
-    def _of_process(self, method: str, dtype: str, batch: int) -> Answers:
+    def _of_process(self, method: str, dtype: str, *batches: int) -> list[Answers]:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            return process.submit(_answers, method, dtype, batch, self.on_cpu).result()
+            return process.submit(_answers, method, dtype, batches, self.on_cpu).result()
 
 
-def _answers(method: str, dtype: str, batch: int, on_cpu: bool) -> Answers:
+def _answers(method: str, dtype: str, batches: Sequence[int], on_cpu: bool) -> list[Answers]:
+    """Return an engine's answers, once for each number of them that are made at once."""
+    engine = Engine(MODEL, method, dtype, on_cpu=on_cpu)  # caches no prefixes: an answer owes nothing to an earlier one
+    return [_answered(engine, batch) for batch in batches]
+
+
+def _answered(engine: Engine, batch: int) -> Answers:
     import vllm
 
-    engine = Engine(MODEL, method, dtype, on_cpu=on_cpu)
     greedy = vllm.SamplingParams(temperature=0.0, max_tokens=300, logprobs=2)
     found: list[Any] = []
     for first in range(0, PICTURES, batch):
