@@ -20,6 +20,7 @@ WHAT = "division of GPUs"
 LEAST, MOST = 10, 100  # logged steps that are enough, and the last ones that count
 SURE = 0.95  # of the step's time: a division must take less at its slower end to be recommended
 MOST_SERVERS = MOST_LEARNERS = 16  # of a job on one node
+MOST_FIGURE = 1e12  # of a step's record: seconds, or tokens
 
 Interval = tuple[float, float]
 """Seconds: at the least and at the most."""
@@ -84,7 +85,7 @@ def logged_steps(records: Iterable[Mapping[str, Any]], config: RunConfig) -> Seq
     for record in records:
         if record.get("event") == "start":
             steps.clear()
-            learners, first = record.get("processes", 0), True
+            learners, first = _processes(record), True
         elif record.get("event") == "step" and learners:
             if not first:
                 steps.extend(_logged(record, learners, config))
@@ -92,29 +93,47 @@ def logged_steps(records: Iterable[Mapping[str, Any]], config: RunConfig) -> Seq
     return steps
 
 
+def _processes(start: Mapping[str, Any]) -> int:
+    """Return the number of learner processes of a start; 0 where it is not known."""
+    found = start.get("processes")
+    return found if type(found) is int and 1 <= found <= MOST_LEARNERS else 0
+
+
 def _logged(record: Mapping[str, Any], learners: int, config: RunConfig) -> Iterator[LoggedStep]:
     """Yield the step of a record, if it has the figures of one."""
-    times = _numbers(
-        record, *(f"step/{name}_s" for name in ("wall", "generate", "wait", "forward", "backward", "sync"))
-    )
-    busy = [one for server in record.get("servers", ()) for one in _numbers(server, "busy_share")]
+    names = ("wall", "generate", "wait", "forward", "backward", "sync")
+    times = _figures(record, *(f"step/{name}_s" for name in names))
+    busy = _busy_shares(record)
     groups, row_tokens = _groups(record, config)
-    if not (times and times[0] and busy and groups):
+    if not (times and busy and groups):
         return
     wall_s, generate_s, wait_s, forward_s, backward_s, sync_s = times
-    steps_per_token = next(iter(_numbers(record, "rollout/decode_steps_per_token")), None)
+    learner_s = wall_s - generate_s - wait_s
+    if learner_s <= 0:
+        return
     yield LoggedStep(
         Division(len(busy), learners),
         wall_s,
         max(busy) * wall_s,
-        wall_s - generate_s - wait_s,
+        learner_s,
         forward_s,
         backward_s,
         sync_s,
         groups,
         row_tokens,
-        steps_per_token,
+        _figure(record, "rollout/decode_steps_per_token"),
     )
+
+
+def _busy_shares(record: Mapping[str, Any]) -> list[float]:
+    """Return how much of a step each server worked; nothing where that is not known of all."""
+    servers = record.get("servers")
+    found = [
+        _figure(one, "busy_share") if isinstance(one, dict) else None
+        for one in (servers if isinstance(servers, list) else ())
+    ]
+    known = [min(1.0, one) for one in found if one is not None]
+    return known if len(known) == len(found) else []
 
 
 def _groups(record: Mapping[str, Any], config: RunConfig) -> tuple[int, float | None]:
@@ -122,17 +141,25 @@ def _groups(record: Mapping[str, Any], config: RunConfig) -> tuple[int, float | 
     if not config.training.packing or config.rollout_matching.post_rollout_pack_scope != "step":
         return config.gradient_accumulation_steps(), None
     names = "rollout/gen_new_tokens_total", "rollout/gen_new_tokens_mean", "rollout/encoded_len_mean"
-    found = _numbers(record, *names, "packing/post_rollout_selected_total_len")
+    found = _figures(record, *names, "packing/post_rollout_selected_total_len")
     if not all(found) or not found:
         return 0, None
     generated, each, encoded, row_tokens = found
     return max(1, round(generated / each * encoded / row_tokens)), row_tokens
 
 
-def _numbers(record: Mapping[str, Any], *keys: str) -> list[float]:
-    """Return the numbers of these keys; nothing where one of them has none."""
-    found = [one for key in keys if isinstance(one := record.get(key), (int, float))]
+def _figures(record: Mapping[str, Any], *keys: str) -> list[float]:
+    """Return the figures of these keys; nothing where one of them has none."""
+    found = [one for key in keys if (one := _figure(record, key)) is not None]
     return found if len(found) == len(keys) else []
+
+
+def _figure(record: Mapping[str, Any], key: str) -> float | None:
+    """Return a figure of a log, which anybody may have edited; None where it cannot be one."""
+    found = record.get(key)
+    if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found <= MOST_FIGURE:
+        return None
+    return round(float(found), 9)
 
 
 def check_division(config: RunConfig, devices: Devices, records: Iterable[Mapping[str, Any]]) -> Iterator[Requirement]:

@@ -1,5 +1,6 @@
 """Other divisions of a job's GPUs, from hand-made logs and from logs that the model of bench/schedule writes."""
 
+import re
 from statistics import fmean
 from unittest.mock import patch
 
@@ -121,6 +122,36 @@ def test_steps_of_earlier_starts_and_first_of_each_do_not_count():
     assert of(records).status == (
         "3 + 1 (servers + learner GPUs); other divisions are compared once the run has logged 10 steps"
     )
+
+
+ODD = [None, "x", True, float("nan"), float("inf"), -5, 10**400, 1e308, [], {}]
+
+
+@pytest.mark.parametrize("odd", [*ODD, 5e-324, 0])
+@pytest.mark.parametrize("key", [one for one in step() if one != "event"])
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_odd_figure_of_a_log_never_becomes_a_claim(key, odd, pipelined):
+    (found,) = check_division(config(pipelined=pipelined), FOUR, [START, *[{**step(), key: odd}] * (LEAST + 1)])
+    assert not re.search("nan|inf|-[0-9]", found.status)
+    if odd not in (0, 5e-324) and key != "rollout/decode_steps_per_token":
+        assert found.status.endswith("logged 10 steps")
+
+
+@pytest.mark.parametrize("odd", [*ODD, 1.5, 0])
+def test_odd_number_of_processes_is_no_number(odd):
+    assert not logged_steps([{**START, "processes": odd}, step(), step()], config())
+
+
+@pytest.mark.parametrize(
+    "servers", ["abc", {"a": 1}, [1], ["a"], [None], [[]], *([{"busy_share": odd}] for odd in ODD)], ids=str
+)
+def test_odd_servers_are_none(servers):
+    assert not logged_steps(log({**step(), "servers": servers}), config())
+
+
+def test_step_without_time_for_the_learner_is_left_out():
+    nothing = step(generate=10.0, busy=(0.0,))
+    assert not logged_steps(log({**nothing, "step/sync_s": 0.0}), config())
 
 
 @pytest.mark.parametrize(
