@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,9 +18,10 @@ from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import asks_for_gpus, gpus_hidden
 from stage2_report.run_history import read_records
 from stage2_report.terminal import Terminal, print_json
-from stage2_trainer.checks.division import check_division
+from stage2_trainer.checks.division import WHAT, check_division
 from stage2_trainer.checks.examination import Devices, Examination, Requirement
 from stage2_trainer.checks.resources import Machine
+from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.cuda_driver import visible_names
 from stage2_trainer.telemetry.run_log import STEP_LOG
 
@@ -69,11 +70,16 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
     return code
 
 
-def _division(found: RolloutMatchingJob | RunConfig, examination: Examination) -> Iterator[Requirement]:
-    """Yield what the log of a job on one node says of the division of its GPUs."""
+def _division(job: RolloutMatchingJob | RunConfig, examination: Examination) -> Sequence[Requirement]:
+    """Return what the log of a job on one node says of the division of its GPUs."""
     if examination.devices is None or examination.cpu:
-        return
-    if isinstance(found, RolloutMatchingJob) and found.spec.engine != "Node":
-        return
+        return ()
+    if isinstance(job, RolloutMatchingJob) and job.spec.engine != "Node":
+        return ()
     log = Path(examination.config.training.output_dir) / STEP_LOG
-    yield from check_division(examination.config, examination.devices, read_records(log) if log.is_file() else ())
+    try:
+        with ACTIVITY.doing("reading the run's log"):
+            records = read_records(log) if log.is_file() else ()
+            return [*check_division(examination.config, examination.devices, records)]
+    except OSError as error:
+        return [Requirement(WHAT, "doubtful", f"{log}: {error.strerror}", "let this user read the run's log")]

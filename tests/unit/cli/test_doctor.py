@@ -72,3 +72,14 @@ def test_division_of_gpus_is_compared_with_others_by_log_of_job(
     assert after.startswith("doubtful: 3 + 1 (servers + learner GPUs) took 10.0 s a step: servers 5.0 s")
     assert not divisions(capsys, job, mapped, cpu=True)
     assert not divisions(capsys, JOB.with_name("job-jobset.yaml"), mapped), "its nodes come and go"
+
+
+def test_log_that_cannot_be_read_is_reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of a process is a file whose first bytes nobody can read, as a broken disk's."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job, log = JOB.with_name("job-3v1.yaml"), tmp_path / "job-3v1" / "stage2_log.jsonl"
+    log.parent.mkdir()
+    log.symlink_to("/proc/self/mem")
+    assert divisions(capsys, job, [f"/output={tmp_path}"]) == [f"doubtful: {log}: Input/output error"]
