@@ -45,7 +45,7 @@ def logged_step(wall: float = 10.0) -> dict[str, Any]:
     parts = {"generate": 0.0, "wait": 0.0, "forward": 3.0, "backward": 6.0, "sync": 0.5}
     servers = [{"server": f"http://{i}", "busy_share": one, "in_flight": 1.0} for i, one in enumerate((0.3, 0.4, 0.5))]
     times = {"step/wall_s": wall, **{f"step/{name}_s": value for name, value in parts.items()}}
-    lengths = {"rollout/gen_new_tokens_total": 16e3, "rollout/gen_new_tokens_mean": 500.0}
+    lengths = {"rollout/staleness": 1.0, "rollout/gen_new_tokens_total": 16e3, "rollout/gen_new_tokens_mean": 500.0}
     rows = {"rollout/encoded_len_mean": 1500.0, "packing/post_rollout_selected_total_len": 6e3}
     return {"event": "step", "step": 1, **times, **lengths, **rows, "servers": servers}
 

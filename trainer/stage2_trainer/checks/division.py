@@ -76,21 +76,52 @@ class LoggedStep:
 
 
 def logged_steps(records: Iterable[Mapping[str, Any]], config: RunConfig) -> Sequence[LoggedStep]:
-    """Return the last steps since the run's last start, without its first, which fills the pipeline.
+    """Return the last steps since the run's last start that tell what a step takes.
 
-    Steps that lack a figure are left out, and all of a start that does not say how many processes it has.
+    Left out are the first of a start, steps that lack a figure, all before servers came or went, and all of a start
+    that does not say how many processes it has. With a pipeline, a step counts only if its answers were made beside
+    the step before it, and those of the next one beside it. Of a run that reuses rollouts as many steps of each use
+    count.
     """
-    steps: deque[LoggedStep] = deque(maxlen=MOST)
-    learners, first = 0, True
+    steps = _Steps(config)
     for record in records:
-        if record.get("event") == "start":
-            steps.clear()
-            learners, first = _processes(record), True
-        elif record.get("event") == "step" and learners:
-            if not first:
-                steps.extend(_logged(record, learners, config))
-            first = False
-    return steps
+        steps.add(record)
+    reuse = config.rollout_matching.rollout_buffer
+    return [*steps.kept][len(steps.kept) % (reuse.m_steps if reuse.enabled else 1) :]
+
+
+class _Steps:
+    """The steps that count, of the records so far. alone: whether the next step does not."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self.kept: deque[LoggedStep] = deque(maxlen=MOST)
+        self._config = config
+        self._pipelined = config.rollout_matching.pipeline.enabled
+        self._learners, self._alone = 0, True
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take the next record of the log."""
+        event = record.get("event")
+        if event == "start":
+            self.kept.clear()
+            self._learners, self._alone = _processes(record), True
+        elif event == "evaluation":
+            self._alone |= self._pipelined  # the next step's answers came before it
+        elif event == "step" and self._learners:
+            self._add_step(record)
+
+    def _add_step(self, record: Mapping[str, Any]) -> None:
+        alone, self._alone = self._alone, False
+        if self._pipelined and not _figure(record, "rollout/staleness"):
+            alone = True  # it requested its own answers, and the step before it none
+            if self.kept:
+                self.kept.pop()
+        step = None if alone else _logged(record, self._learners, self._config)
+        if step is None:
+            return
+        if self.kept and self.kept[-1].division != step.division:
+            self.kept.clear()
+        self.kept.append(step)
 
 
 def _processes(start: Mapping[str, Any]) -> int:
@@ -99,19 +130,19 @@ def _processes(start: Mapping[str, Any]) -> int:
     return found if type(found) is int and 1 <= found <= MOST_LEARNERS else 0
 
 
-def _logged(record: Mapping[str, Any], learners: int, config: RunConfig) -> Iterator[LoggedStep]:
-    """Yield the step of a record, if it has the figures of one."""
+def _logged(record: Mapping[str, Any], learners: int, config: RunConfig) -> LoggedStep | None:
+    """Return the step of a record, if it has the figures of one."""
     names = ("wall", "generate", "wait", "forward", "backward", "sync")
     times = _figures(record, *(f"step/{name}_s" for name in names))
     busy = _busy_shares(record)
     groups, row_tokens = _groups(record, config)
     if not (times and busy and groups):
-        return
+        return None
     wall_s, generate_s, wait_s, forward_s, backward_s, sync_s = times
     learner_s = wall_s - generate_s - wait_s
     if learner_s <= 0:
-        return
-    yield LoggedStep(
+        return None
+    return LoggedStep(
         Division(len(busy), learners),
         wall_s,
         max(busy) * wall_s,
@@ -163,17 +194,18 @@ def _figure(record: Mapping[str, Any], key: str) -> float | None:
 
 
 def check_division(config: RunConfig, devices: Devices, records: Iterable[Mapping[str, Any]]) -> Iterator[Requirement]:
-    """Yield whether another division of a job's GPUs would be faster, by its log; nothing for a job without servers.
+    """Yield whether another division of a job's GPUs would be faster, by its log.
 
-    records: of the job's log, which may have been written with another division.
+    Nothing is said of a run whose steps need no servers. records: of the job's log, which may have been written with
+    another division.
     """
-    if not (devices.on_gpus and devices.servers and config.rlhf is None and config.makes_rollouts):
+    if not (devices.on_gpus and devices.servers and config.rlhf is None) or config.is_supervised:
         return
     steps = logged_steps(records, config)
     own = Division(devices.servers, devices.learner)
     if len(steps) < LEAST:
-        status = f"{own} (servers + learner GPUs); other divisions are compared once the run has logged {LEAST} steps"
-        yield good(WHAT, status)
+        later = f"other divisions are compared once its log has {LEAST} steps that count"
+        yield good(WHAT, f"{own} (servers + learner GPUs); {later}")
         return
     expected = {one: _mean(steps, one, config) for one in (own, *_others(own, devices))}
     now_s = expected.pop(own)

@@ -38,6 +38,7 @@ def step(*, wall=10.0, busy=(0.3, 0.4, 0.5), generate=0.0, forward=3.0, backward
         "rollout/encoded_len_mean": 1_500.0,
         "packing/post_rollout_selected_total_len": 48_000.0 / rows,
         "rollout/decode_steps_per_token": 0.25,
+        "rollout/staleness": 1.0,
         "servers": [{"server": f"http://{i}", "busy_share": one, "in_flight": 1.0} for i, one in enumerate(busy)],
         **more,
     }
@@ -120,8 +121,37 @@ def test_steps_of_earlier_starts_and_first_of_each_do_not_count():
     found = logged_steps(records, config(learners="sharded"))
     assert [one.division for one in found] == [Division(2, 2)] * (LEAST - 1)
     assert of(records).status == (
-        "3 + 1 (servers + learner GPUs); other divisions are compared once the run has logged 10 steps"
+        "3 + 1 (servers + learner GPUs); other divisions are compared once its log has 10 steps that count"
     )
+
+
+def test_pipelined_steps_count_where_answers_are_made_beside_training():
+    """Each epoch's first step requests its own answers, and its last none; an evaluation hides the next ones."""
+    fresh, evaluation = step(wall=20.0, **{"rollout/staleness": 0.0}), {"event": "evaluation", "step": 9}
+    records = [START, fresh, step(), step(), step(wall=3.0), fresh, step(), evaluation, step(wall=4.0), step()]
+    assert [one.wall_s for one in logged_steps(records, config())] == [10.0] * 4
+    in_turns = [START, *[fresh] * 2, evaluation, fresh]
+    assert len(logged_steps(in_turns, config(pipelined=False))) == 2
+
+
+def test_steps_before_a_server_came_or_went_do_not_count():
+    found = logged_steps(log(*[step()] * 20, *[step(busy=(0.6, 0.6))] * 3), config())
+    assert [one.division for one in found] == [Division(2, 1)] * 3
+
+
+def test_steps_that_reuse_rollouts_count_as_often_as_those_that_make_them():
+    """The first window of two lacks its first step; of five steps later the last four count."""
+    reuse = run_config(matching={"rollout_buffer": {"enabled": True, "m_steps": 2}})
+    records = [START, step(), *[step(busy=(0.0,)), step(busy=(0.5,))] * 2, step(busy=(0.0,))]
+    assert [one.servers_s for one in logged_steps(records, reuse)] == [5.0, 0.0, 5.0, 0.0]
+
+
+def test_stage_one_whose_evaluations_alone_need_servers_is_not_judged():
+    stage_one = config(eval_strategy="steps", eval_steps=10)
+    stage_one = stage_one.model_copy(update={"custom": stage_one.custom.model_copy(update={"trainer_variant": "sft"})})
+    assert stage_one.is_supervised
+    assert stage_one.makes_rollouts
+    assert not list(check_division(stage_one, FOUR, log(*[step(busy=(0.0,))] * LEAST)))
 
 
 ODD = [None, "x", True, float("nan"), float("inf"), -5, 10**400, 1e308, [], {}]
@@ -133,8 +163,8 @@ ODD = [None, "x", True, float("nan"), float("inf"), -5, 10**400, 1e308, [], {}]
 def test_odd_figure_of_a_log_never_becomes_a_claim(key, odd, pipelined):
     (found,) = check_division(config(pipelined=pipelined), FOUR, [START, *[{**step(), key: odd}] * (LEAST + 1)])
     assert not re.search("nan|inf|-[0-9]", found.status)
-    if odd not in (0, 5e-324) and key != "rollout/decode_steps_per_token":
-        assert found.status.endswith("logged 10 steps")
+    if odd not in (0, 5e-324) and key != "rollout/decode_steps_per_token" and (pipelined or "staleness" not in key):
+        assert found.status.endswith("steps that count")
 
 
 @pytest.mark.parametrize("odd", [*ODD, 1.5, 0])
