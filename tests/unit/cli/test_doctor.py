@@ -69,7 +69,7 @@ def test_division_of_gpus_is_compared_with_others_by_log_of_job(
     log.parent.mkdir()
     log.write_text("".join(f"{json.dumps(one)}\n" for one in (start, *[logged_step()] * 11)))
     (after,) = divisions(capsys, job, mapped)
-    assert after.startswith("doubtful: 3 + 1 (servers + learner GPUs) took 10.0 s a step: servers 5.0 s")
+    assert after.startswith("doubtful: 3 + 1 (servers + learner GPUs) took 10.0 s a step (mean of 10): servers 5.0 s")
     assert not divisions(capsys, job, mapped, cpu=True)
     assert not divisions(capsys, JOB.with_name("job-jobset.yaml"), mapped), "its nodes come and go"
 

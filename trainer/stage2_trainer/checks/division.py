@@ -2,7 +2,8 @@
 
 Nothing is assumed of a GPU's speed, so what a step would take is an interval. At one end the servers' seconds stay as
 they are, because the longest answer takes as long on any number of servers; at the other they follow the number of
-requests that each server gets. The learner's passes follow the rows of the process that has most of them.
+requests that each server gets. The learner's passes follow the tokens of the process that has most of them: at one end
+rows are as even as can be, at the other as uneven.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MOST_SERVERS = MOST_LEARNERS = 16  # of a job on one node
 MOST_FIGURE = 1e12  # of a step's record: seconds, or tokens
 
 Interval = tuple[float, float]
-"""Seconds: at the least and at the most."""
+"""Seconds, or shares: at the least and at the most."""
 
 
 @dataclass(frozen=True)
@@ -38,22 +39,42 @@ class Division:
 
 
 @dataclass(frozen=True)
+class SharedRows:
+    """The groups of rows that the learner processes share in a step.
+
+    tokens: of all of them. longest: the tokens that a group has at the most.
+    """
+
+    groups: int
+    tokens: float
+    longest: float
+
+    def busiest(self, learners: int) -> Interval:
+        """Return the share of the tokens that the process with most of them has; each has about as many groups."""
+        groups = -(-self.groups // learners)
+        longest = min(1.0, max(1 / self.groups, self.longest / self.tokens))
+        least = max(1 / min(learners, self.groups), 1 - (self.groups - groups) * longest)
+        return least, min(1.0, groups * longest, (1 - longest) / learners + longest)
+
+
+@dataclass(frozen=True)
 class LoggedStep:
     """An optimizer step of a run's log, in seconds.
 
     servers_s: of the server that worked longest. learner_s: without what the learner waited for, of which forward_s and
-    backward_s are its passes, and sync_s its push. groups: of rows, which processes share; row_tokens: of a row, where
-    each is a group. steps_per_token: decode steps, with drafts.
+    backward_s are its passes, and sync_s its push. wait_s: what it waited for except answers. row_tokens: of a row,
+    where each is a group. steps_per_token: decode steps, with drafts.
     """
 
     division: Division
     wall_s: float
     servers_s: float
     learner_s: float
+    wait_s: float
     forward_s: float
     backward_s: float
     sync_s: float
-    groups: int
+    rows: SharedRows
     row_tokens: float | None
     steps_per_token: float | None
 
@@ -61,18 +82,20 @@ class LoggedStep:
         """Return what the step would have taken with another division of as many GPUs."""
         if other == self.division:
             return self.wall_s, self.wall_s
-        busiest = -(-self.groups // other.learners) / -(-self.groups // self.division.learners)
-        learner_s = self.learner_s - (self.forward_s + self.backward_s) * (1 - busiest)
-        ends = sorted((self.servers_s, self.servers_s * self.division.servers / other.servers))
-        if pipelined:
-            scale = self.wall_s / max(self.learner_s, self.servers_s + self.sync_s)
-            least, most = (scale * max(learner_s, one + self.sync_s) for one in ends)
-            return least, most
+        soon_s, late_s = sorted((self.servers_s, self.servers_s * self.division.servers / other.servers))
+        (least, most), own = self.rows.busiest(other.learners), self.rows.busiest(self.division.learners)
+        passes_s = self.forward_s + self.backward_s
+        rest_s = self.learner_s - passes_s
+        fast_s, slow_s = rest_s + passes_s * least / own[1], rest_s + passes_s * most / own[0]
+        if pipelined:  # what neither half accounts for may stay
+            lost = max(1.0, self.wall_s / max(self.learner_s, self.servers_s + self.sync_s))
+            return max(fast_s, soon_s + self.sync_s), lost * max(slow_s, late_s + self.sync_s)
+        slower_s = late_s + slow_s + self.wait_s
         if other.learners == 1:  # it trains on rows while answers come
-            return max(ends[0], learner_s), ends[1] + learner_s
+            return max(soon_s, fast_s), slower_s
         # Several wait for all answers. One process has perhaps made each backward pass twice, in order not to wait.
-        twice_s = self.backward_s / 2 * busiest if self.division.learners == 1 else 0.0
-        return ends[0] + learner_s - twice_s, ends[1] + learner_s
+        twice_s = self.backward_s / 2 * least if self.division.learners == 1 else 0.0
+        return soon_s + fast_s - twice_s, slower_s
 
 
 def logged_steps(records: Iterable[Mapping[str, Any]], config: RunConfig) -> Sequence[LoggedStep]:
@@ -134,9 +157,8 @@ def _logged(record: Mapping[str, Any], learners: int, config: RunConfig) -> Logg
     """Return the step of a record, if it has the figures of one."""
     names = ("wall", "generate", "wait", "forward", "backward", "sync")
     times = _figures(record, *(f"step/{name}_s" for name in names))
-    busy = _busy_shares(record)
-    groups, row_tokens = _groups(record, config)
-    if not (times and busy and groups):
+    busy, rows, row_tokens = _busy_shares(record), *_rows(record, config)
+    if not times or not busy or rows is None:
         return None
     wall_s, generate_s, wait_s, forward_s, backward_s, sync_s = times
     learner_s = wall_s - generate_s - wait_s
@@ -147,10 +169,11 @@ def _logged(record: Mapping[str, Any], learners: int, config: RunConfig) -> Logg
         wall_s,
         max(busy) * wall_s,
         learner_s,
+        wait_s,
         forward_s,
         backward_s,
         sync_s,
-        groups,
+        rows,
         row_tokens,
         _figure(record, "rollout/decode_steps_per_token"),
     )
@@ -167,16 +190,21 @@ def _busy_shares(record: Mapping[str, Any]) -> list[float]:
     return known if len(known) == len(found) else []
 
 
-def _groups(record: Mapping[str, Any], config: RunConfig) -> tuple[int, float | None]:
-    """Return how many groups of rows a step has, and the tokens of a row where each is one; 0 where nobody knows."""
-    if not config.training.packing or config.rollout_matching.post_rollout_pack_scope != "step":
-        return config.gradient_accumulation_steps(), None
-    names = "rollout/gen_new_tokens_total", "rollout/gen_new_tokens_mean", "rollout/encoded_len_mean"
-    found = _figures(record, *names, "packing/post_rollout_selected_total_len")
-    if not all(found) or not found:
-        return 0, None
-    generated, each, encoded, row_tokens = found
-    return max(1, round(generated / each * encoded / row_tokens)), row_tokens
+def _rows(record: Mapping[str, Any], config: RunConfig) -> tuple[SharedRows | None, float | None]:
+    """Return the rows that processes share, None where nobody knows, and the tokens of a row where each is a group."""
+    training, matching = config.training, config.rollout_matching
+    names = "gen_new_tokens_total", "gen_new_tokens_mean", "encoded_len_mean"
+    found = _figures(record, *(f"rollout/{name}" for name in names))
+    whole_step = training.packing and matching.post_rollout_pack_scope == "step"
+    row_tokens = _figure(record, "packing/post_rollout_selected_total_len") if whole_step else None
+    if not all(found) or not found or (whole_step and not row_tokens):
+        return None, None
+    generated, each, encoded = found
+    tokens = generated / each * encoded
+    groups = max(1, round(tokens / row_tokens)) if row_tokens else config.gradient_accumulation_steps()
+    longest = config.max_length or training.packing_length or matching.vllm.max_model_len or tokens
+    of_group = 1 if training.packing else training.per_device_train_batch_size
+    return SharedRows(groups, tokens, longest * of_group), row_tokens
 
 
 def _figures(record: Mapping[str, Any], *keys: str) -> list[float]:
@@ -209,7 +237,9 @@ def check_division(config: RunConfig, devices: Devices, records: Iterable[Mappin
         return
     expected = {one: _mean(steps, one, config) for one in (own, *_others(own, devices))}
     now_s = expected.pop(own)
-    status = f"{_in_words(steps)}{'' if own == steps[-1].division else f'; {own} {_seconds(now_s)}'}"
+    status = _in_words(steps)
+    if own != steps[-1].division:
+        status += f"; {own}, as the job is now, would take {_seconds(now_s)}"
     if not expected:
         yield good(WHAT, status)
         return
@@ -238,16 +268,16 @@ def _mean(steps: Sequence[LoggedStep], division: Division, config: RunConfig) ->
 def _in_words(steps: Sequence[LoggedStep]) -> str:
     """Return what was logged, as means."""
     drafted = [step.steps_per_token for step in steps if step.steps_per_token is not None]
-    decoded = f"{fmean(drafted):.2f} decode steps a token, " if drafted else ""
-    rows = [step.row_tokens for step in steps if step.row_tokens is not None]
-    of = f"rows of {fmean(rows):,.0f} tokens" if rows else "micro-steps"
-    mean = {
-        name: fmean(getattr(step, name) for step in steps) for name in ("wall_s", "servers_s", "learner_s", "groups")
-    }
+    decoded = f" ({fmean(drafted):.2f} decode steps a token)" if drafted else ""
+    row_tokens = [step.row_tokens for step in steps if step.row_tokens is not None]
+    of = f"rows of {fmean(row_tokens):,.0f} tokens" if row_tokens else "micro-steps"
+    wall_s, servers_s, learner_s, groups = (
+        fmean(values)
+        for values in zip(*((one.wall_s, one.servers_s, one.learner_s, one.rows.groups) for one in steps), strict=True)
+    )
     return (
-        f"{steps[-1].division} (servers + learner GPUs) took {mean['wall_s']:.1f} s a step:"
-        f" servers {mean['servers_s']:.1f} s ({decoded}mean of {len(steps)} logged steps),"
-        f" the learner {mean['learner_s']:.1f} s ({mean['groups']:.1f} {of})"
+        f"{steps[-1].division} (servers + learner GPUs) took {wall_s:.1f} s a step (mean of {len(steps)}):"
+        f" servers {servers_s:.1f} s{decoded}, the learner {learner_s:.1f} s ({groups:.1f} {of})"
     )
 
 

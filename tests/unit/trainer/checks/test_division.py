@@ -8,13 +8,17 @@ import pytest
 from bench import schedule, slow_servers
 from bench.schedule import Job
 from bench.timed_learner import OPTIMIZER_S, SYNC_S
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stage2_trainer.checks.division import LEAST, Division, LoggedStep, check_division, logged_steps
+from stage2_trainer.checks.division import LEAST, Division, LoggedStep, SharedRows, check_division, logged_steps
 from stage2_trainer.checks.examination import Devices
+from stage2_trainer.learner.rows import RowGroup, divided
 from tests.unit.trainer.learner.configs import SERVER, run_config
 
 START = {"event": "start", "step": 0, "max_steps": 99, "processes": 1}
 FOUR = Devices(3, 1, 1)
+EIGHT = SharedRows(8, 48_000.0, 12_000)
 
 
 def config(*, pipelined=True, learners="one", **training):
@@ -54,12 +58,12 @@ def of(records, configuration=None, devices=FOUR):
 
 
 def test_logged_step_has_figures_of_its_record():
-    (found,) = logged_steps(log(step(generate=1.0)), config())
-    assert found == LoggedStep(Division(3, 1), 10.0, 5.0, 9.0, 3.0, 6.0, 0.5, 8, 6_000.0, 0.25)
+    (found,) = logged_steps(log({**step(generate=1.0), "step/wait_s": 1.0}), config())
+    assert found == LoggedStep(Division(3, 1), 10.0, 5.0, 8.0, 1.0, 3.0, 6.0, 0.5, EIGHT, 6_000.0, 0.25)
 
 
 def test_pipelined_step_takes_what_its_slower_half_takes():
-    """10 s of the learner, 9 of them passes on 8 rows; servers 5 s and a push of 0.5: 4 rows each would take 5.5 s."""
+    """10 s of the learner, 9 of them passes on 8 rows of at most a quarter of all tokens; servers 5 s, push 0.5."""
     (found,) = logged_steps(log(step()), config())
     assert found.seconds(Division(3, 1), pipelined=True) == (10.0, 10.0)
     assert found.seconds(Division(2, 2), pipelined=True) == pytest.approx((5.5, 8.0)), "5 s of servers, or 7.5"
@@ -67,31 +71,64 @@ def test_pipelined_step_takes_what_its_slower_half_takes():
 
 
 def test_process_with_most_rows_counts():
-    """Three rows on two processes are two passes of the busier one."""
+    """Three full rows on two processes are two passes of the busier one."""
     (found,) = logged_steps(log(step(rows=3, busy=(0.1,))), config())
     assert found.seconds(Division(1, 2), pipelined=True) == pytest.approx((7.0, 7.0))
     assert found.seconds(Division(1, 9), pipelined=True) == pytest.approx((4.0, 4.0)), "one row is the least"
 
 
+def test_two_rows_may_be_so_uneven_that_second_process_hardly_helps():
+    """24,000 tokens fill two rows of 12,000; of 13,000 the first may have all but 1,000."""
+    assert SharedRows(2, 24_000, 12_000).busiest(2) == (0.5, 0.5)
+    assert SharedRows(2, 13_000, 12_000).busiest(2) == pytest.approx((0.5, 12 / 13))
+    assert SharedRows(2, 13_000, 13_000).busiest(2) == (0.5, 1.0), "nothing bounds a row"
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 6))
+def test_share_of_busiest_process_is_that_of_rows_as_learner_divides_them(tokens, learners):
+    groups = [RowGroup(place, [[range(length)]], {}, []) for place, length in enumerate(tokens)]
+    busiest = max(sum(one.tokens for one in share) for share in divided(groups, learners))
+    least, most = SharedRows(len(tokens), sum(tokens), 1000).busiest(learners)
+    assert least - 1e-9 <= busiest / sum(tokens) <= most + 1e-9
+
+
+def test_waits_for_anything_but_answers_are_not_saved_by_another_division():
+    """Servers 5 s, the learner 5 s, and 10 s of waiting for a server that restarts."""
+    waited = {**step(wall=20.0, busy=(0.25,), generate=5.0, forward=1.0, backward=1.0), "step/wait_s": 10.0}
+    (found,) = logged_steps(log(waited), config(pipelined=False))
+    assert found.seconds(Division(1, 2), pipelined=False)[1] > 17.0
+    assert of(log(*[waited] * LEAST), config(pipelined=False), Devices(1, 1, 2)).verdict == "good"
+
+
+def test_pipelined_step_that_loses_time_may_lose_it_with_other_divisions_or_not():
+    """Servers and learner take 6 s each, and the step 9."""
+    (found,) = logged_steps(log(step(wall=9.0, busy=(5.5 / 9,), generate=3.0, forward=2.0, backward=3.0)), config())
+    assert found.seconds(Division(1, 2), pipelined=True) == pytest.approx((6.0, 9.0))
+
+
 def test_step_that_is_not_pipelined_takes_both_halves():
-    """Servers 5 s, then the learner's 7 s, 6 of them passes of which 2 s may be backward passes made again."""
+    """Servers 5 s, then the learner's 7 s, 6 of them passes of which 2 s may be backward passes made again.
+
+    Of two processes one has at the most 5/8 of the tokens of eight rows that are three quarters full at the most.
+    """
     (found,) = logged_steps(log(step(generate=3.0, forward=2.0, backward=4.0)), config(pipelined=False))
-    assert found.seconds(Division(2, 2), pipelined=False) == pytest.approx((5 + 4 - 1, 7.5 + 4))
-    two = LoggedStep(Division(2, 2), 13.0, 6.0, 7.0, 2.0, 4.0, 0.5, 8, None, None)
-    assert two.seconds(Division(3, 1), pipelined=False) == pytest.approx((13.0, 6 + 13)), "4 s to 6; 12 s of passes"
+    assert found.seconds(Division(2, 2), pipelined=False) == pytest.approx((5 + 4 - 1, 7.5 + 1 + 6 * 5 / 8))
+    two = LoggedStep(Division(2, 2), 13.0, 6.0, 7.0, 0.0, 2.0, 4.0, 0.5, EIGHT, None, None)
+    assert two.seconds(Division(3, 1), pipelined=False) == pytest.approx((1 + 6 * 8 / 5, 6 + 13)), "4 s to 6; 12 s"
 
 
 def test_servers_that_are_added_help_at_most_in_proportion():
-    found = LoggedStep(Division(2, 2), 10.0, 9.5, 5.0, 2.0, 2.0, 0.5, 8, None, None)
-    assert found.seconds(Division(3, 1), pipelined=True) == pytest.approx((9.0, 10.0)), "the learner; or as many s"
+    found = LoggedStep(Division(2, 2), 10.0, 9.5, 5.0, 0.0, 2.0, 2.0, 0.5, EIGHT, None, None)
+    assert found.seconds(Division(3, 1), pipelined=True) == pytest.approx((1 + 4 * 8 / 5, 10.0)), "or as many s"
 
 
 def test_division_that_is_surely_faster_is_recommended():
     found = of(log(*[step()] * LEAST))
     assert found.verdict == "doubtful"
     assert found.status == (
-        "3 + 1 (servers + learner GPUs) took 10.0 s a step: servers 5.0 s (0.25 decode steps a token, mean of 10 logged"
-        " steps), the learner 10.0 s (8.0 rows of 6,000 tokens); 2 + 2 would take 5.5 to 8.0 s"
+        "3 + 1 (servers + learner GPUs) took 10.0 s a step (mean of 10): servers 5.0 s (0.25 decode steps a token), the"
+        " learner 10.0 s (8.0 rows of 6,000 tokens); 2 + 2 would take 5.5 to 8.0 s"
     )
     assert found.way_out == (
         "set spec.rollout.servers to 2 and spec.learner.gpus to 2, and vllm.server.learners to sharded: the run goes on"
@@ -110,8 +147,8 @@ def test_job_that_has_another_division_than_its_log_is_compared_with_it():
     """The learner of 2 + 2 is bound to take 5.5 s, its servers 5.5 to 8; 3 + 1 took 10."""
     found = of(log(*[step()] * LEAST), devices=Devices(2, 1, 2))
     assert found.verdict == "good"
-    assert "3 + 1 (servers + learner GPUs) took 10.0 s a step" in found.status
-    assert "; 2 + 2 5.5 to 8.0 s; 3 + 1 would take 10.0 s" in found.status
+    assert "3 + 1 (servers + learner GPUs) took 10.0 s a step (mean of 10)" in found.status
+    assert "; 2 + 2, as the job is now, would take 5.5 to 8.0 s; 3 + 1 would take 10.0 s" in found.status
 
 
 def test_steps_of_earlier_starts_and_first_of_each_do_not_count():
@@ -208,7 +245,7 @@ def test_log_that_does_not_say_how_many_processes_it_is_of_is_not_judged():
 def test_without_rows_of_whole_step_processes_share_micro_steps():
     unpacked = run_config(training={"effective_batch_size": 12, "per_device_train_batch_size": 2})
     (found,) = logged_steps(log(step()), unpacked)
-    assert (found.groups, found.row_tokens) == (6, None)
+    assert (found.rows.groups, found.row_tokens) == (6, None)
     assert "(6.0 micro-steps)" in of(log(*[step()] * LEAST), unpacked).status
 
 
