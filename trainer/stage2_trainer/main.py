@@ -180,7 +180,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         if checkpoint is not None:
             path = f"training.{'resume_from_checkpoint' if config.training.resume_from_checkpoint else 'output_dir'}"
             check_deepspeed_state(Path(checkpoint), config, path=path)
-            refuse_code(Path(checkpoint), path=path)
+            refuse_code(Path(checkpoint), path=path, deepspeed=config.uses_deepspeed)
         run = _make_run(config, records, context, stack)
     _train(run, Path(checkpoint) if checkpoint is not None else None)
 

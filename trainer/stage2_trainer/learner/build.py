@@ -277,7 +277,7 @@ def _answer(model: Any, checkpoint: Path, evaluation: Evaluation, records: RunRe
 
 
 def _load(model: Any, checkpoint: Path) -> None:
-    refuse_code(checkpoint, path="--checkpoint")
+    refuse_code(checkpoint, path="--checkpoint", deepspeed=False)
     try:
         load_weights(model, checkpoint)
     except (RuntimeError, ValueError, KeyError, OSError) as error:

@@ -14,10 +14,12 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import Enum
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from stage2_api.errors import refused
+from stage2_trainer.model.checkpoints import DEEPSPEED_STATES
 
 FORCED, UNFORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 """Variables of PyTorch: the first restricts every load to tensors, whatever the caller asks for."""
@@ -64,10 +66,10 @@ def tensors_alone(*, deepspeed: bool) -> Iterator[None]:
             os.environ[FORCED] = before
 
 
-def refuse_code(checkpoint: Path, *, path: str) -> None:
+def refuse_code(checkpoint: Path, *, path: str, deepspeed: bool) -> None:
     """Check each file that a resume loads, without reading its tensors; `tensors_alone` must be active.
 
-    path: the configuration key that names the checkpoint, for errors.
+    path: the configuration key that names the checkpoint, for errors. deepspeed: whether DeepSpeed loads its state.
 
     Raises:
         ConfigError: a file holds something else; names what is not allowed.
@@ -76,6 +78,8 @@ def refuse_code(checkpoint: Path, *, path: str) -> None:
 
     with safe_globals():
         for file in sorted(checkpoint.rglob("*")):
+            if not deepspeed and fnmatch(file.relative_to(checkpoint).parts[0], DEEPSPEED_STATES):
+                continue
             if file.suffix in SUFFIXES and file.name not in UNREAD and not file.name.startswith(WAITING):
                 load_tensors(file, path=path, map_location="meta", mmap=zipfile.is_zipfile(file))
 

@@ -130,11 +130,21 @@ def test_checkpoint_scan_finds_code_and_accepts_tensor_files(tmp_path, zipped):
     torch.save({"a": torch.ones(4), "b": [1, "two"]}, tmp_path / "optimizer.pt", _use_new_zipfile_serialization=zipped)
     torch.save({"b": Command(tmp_path / "made")}, tmp_path / "z.bin", _use_new_zipfile_serialization=zipped)
     with tensors_alone(deepspeed=False), pytest.raises(ConfigError) as refused:
-        refuse_code(tmp_path, path="training.output_dir")
+        refuse_code(tmp_path, path="training.output_dir", deepspeed=False)
     (problem,) = refused.value.problems
     assert (problem.path, problem.value) == ("training.output_dir", str(tmp_path))
     assert problem.rule.startswith("z.bin must hold tensors and settings only")
     assert not (tmp_path / "made").exists()
+
+
+def test_checkpoint_scan_passes_over_state_that_only_deepspeed_loads(tmp_path):
+    """`stage2 evaluate` refused each checkpoint of a run with DeepSpeed, as if somebody had tampered with it."""
+    (tmp_path / "global_step1").mkdir()
+    torch.save({"b": Command(tmp_path / "made")}, tmp_path / "global_step1" / "optim_states.pt")
+    with tensors_alone(deepspeed=False):
+        refuse_code(tmp_path, path="--checkpoint", deepspeed=False)
+        with pytest.raises(ConfigError, match=r"optim_states\.pt must hold tensors and settings only"):
+            refuse_code(tmp_path, path="training.output_dir", deepspeed=True)
 
 
 def test_corrupt_tensor_file_is_refused_with_its_name(tmp_path):
