@@ -32,7 +32,7 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
         *_mixture(config),
         *_processes(config, world_size),
         *_deepspeed(config),
-        *_trackers(config),
+        *_packages(config),
     ]
     if driver := learner_problem(Installation.detect(os.environ)):
         problems.append(driver)
@@ -144,10 +144,16 @@ def _ignored(config: RunConfig, deepspeed: Mapping[str, Any]) -> Iterator[Proble
             yield Problem(f"deepspeed.{part}", deepspeed[part], rule, f"leave it out, or leave out {', '.join(lost)}")
 
 
-def _trackers(config: RunConfig) -> list[Problem]:
+def _packages(config: RunConfig) -> list[Problem]:
+    """Return what needs a package that is not installed, which an extra of ours has."""
     rule, way_out = "needs the Python package {0}, which is not installed", 'pip install "stage2[{0}]", or leave it out'
+    asked: list[tuple[str, Any, str]] = [
+        ("training.report_to", tracker, tracker) for tracker in config.training.report_to if tracker != "none"
+    ]
+    if config.uses_deepspeed:
+        asked.append(("deepspeed", config.deepspeed, "deepspeed"))
     return [
-        Problem("training.report_to", tracker, rule.format(tracker), way_out.format(tracker))
-        for tracker in config.training.report_to
-        if tracker != "none" and find_spec(tracker) is None
+        Problem(path, value, rule.format(package), way_out.format(package))
+        for path, value, package in asked
+        if find_spec(package) is None
     ]

@@ -34,6 +34,14 @@ def test_missing_tracker_package_is_reported_with_pip_extra(monkeypatch):
         check_supported(config, world_size=1)
 
 
+def test_missing_deepspeed_is_reported_with_pip_extra(monkeypatch):
+    """The learner failed at its import, and was started again."""
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(ConfigError, match=r"deepspeed: .*; needs .* pip install \"stage2\[deepspeed\]\""):
+        check_supported(run_config(deepspeed=ZERO), world_size=1)
+    check_supported(run_config(deepspeed={"enabled": False, "config": ZERO}), world_size=1)
+
+
 SHARDED = {"vllm": {"mode": "server", "server": {**SERVER, "learners": "sharded"}}}
 COLOCATE = {"mode": "colocate", "max_model_len": 1024}
 
