@@ -10,13 +10,13 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from stage2_api.errors import EXIT_CONFIG
+from stage2_api.errors import EXIT_CONFIG, refused
 from stage2_api.job import RolloutMatchingJob
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load
 from stage2_cli.paths import PathMap, host_paths, parse_mappings
 from stage2_cli.processes import asks_for_gpus, gpus_hidden
-from stage2_report.run_history import read_records
+from stage2_report.run_history import find_log, read_records
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.checks.division import WHAT, check_division
 from stage2_trainer.checks.examination import Devices, Examination, Requirement
@@ -29,21 +29,30 @@ STYLES = {"good": "green", "doubtful": "yellow", "missing": "red"}
 
 
 def examine(
-    file: Path, *, mapped: Sequence[str], changes: Sequence[str], as_json: bool = False, cpu: bool = False
+    file: Path,
+    *,
+    mapped: Sequence[str],
+    changes: Sequence[str],
+    as_json: bool = False,
+    cpu: bool = False,
+    log: Path | None = None,
 ) -> int:
     """Print what a job, or a training YAML, needs; return 0, or EXIT_CONFIG where something is missing.
 
-    cpu: whether to use no GPU, as `stage2 run --cpu`.
+    cpu: whether to use no GPU, as `stage2 run --cpu`. log: a run's folder or log, by which divisions of a job's GPUs
+    are compared, in place of the one in its output folder.
 
-    Raises ConfigError where the file breaks a rule.
+    Raises ConfigError where the file breaks a rule, or where `log` is none or of no use.
     """
     mappings = parse_mappings(mapped)
     found = load(file, changes)
     with gpus_hidden(cpu or not (isinstance(found, RunConfig) or asks_for_gpus(found))):
-        return _examine(found, mappings, as_json=as_json)
+        return _examine(found, mappings, as_json=as_json, log=None if log is None else find_log(log, "--log"))
 
 
-def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path], *, as_json: bool) -> int:
+def _examine(
+    found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path], *, as_json: bool, log: Path | None
+) -> int:
     cpu = visible_names(os.environ) == []
     if isinstance(found, RunConfig):
         examination = Examination(found, Machine.detect(), cpu=cpu)
@@ -55,7 +64,11 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)
     console = Terminal(quiet=as_json)
-    findings = [*examination.findings(), *_division(found, examination)]
+    division = _division(found, examination, log or Path(examination.config.training.output_dir) / STEP_LOG)
+    if log is not None and not division:
+        rule = "serves to divide GPUs of one node among servers and learner, and this run has none to divide"
+        raise refused("--log", str(log), rule, "leave it out")
+    findings = [*examination.findings(), *division]
     code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK
     if as_json:
         print_json([asdict(finding) for finding in findings], indent=2)
@@ -70,13 +83,12 @@ def _examine(found: RolloutMatchingJob | RunConfig, mappings: Mapping[str, Path]
     return code
 
 
-def _division(job: RolloutMatchingJob | RunConfig, examination: Examination) -> Sequence[Requirement]:
-    """Return what the log of a job on one node says of the division of its GPUs."""
+def _division(job: RolloutMatchingJob | RunConfig, examination: Examination, log: Path) -> Sequence[Requirement]:
+    """Return what the log of a job on one node says of the division of its GPUs; nothing is known without a log."""
     if examination.devices is None or examination.cpu:
         return ()
     if isinstance(job, RolloutMatchingJob) and job.spec.engine != "Node":
         return ()
-    log = Path(examination.config.training.output_dir) / STEP_LOG
     try:
         with ACTIVITY.doing("reading the run's log"):
             records = read_records(log) if log.is_file() else ()

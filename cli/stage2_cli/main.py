@@ -97,12 +97,23 @@ def validate(
 
 @app.command()
 def doctor(
-    file: ConfigFile, mapped: Mapped = None, changes: Changes = None, cpu: Cpu = False, as_json: AsJson = False
+    file: ConfigFile,
+    mapped: Mapped = None,
+    changes: Changes = None,
+    cpu: Cpu = False,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Log, or folder of one, by which to divide GPUs; by default that in training.output_dir.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Check what a run needs (GPUs, memory, disk, data, packages) on this machine; exit code 64 if any is missing."""
     from stage2_cli.doctor import examine
 
-    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or [], as_json=as_json, cpu=cpu))
+    raise typer.Exit(examine(file, mapped=mapped or [], changes=changes or [], as_json=as_json, cpu=cpu, log=log))
 
 
 @app.command()

@@ -31,11 +31,11 @@ Record = Mapping[str, Any]
 Points = list[tuple[int, float]]
 
 
-def find_log(run: Path) -> Path:
+def find_log(run: Path, argument: str = "RUN") -> Path:
     """Return the log of a run's folder, or of its log. Raises ConfigError where there is none."""
     log = run / STEP_LOG if os.path.isdir(run) else run
     if not os.path.isfile(log):
-        raise refused("RUN", str(run), f"must be a run's output folder with {STEP_LOG}, or a log", WAY_OUT)
+        raise refused(argument, str(run), f"must be a run's output folder with {STEP_LOG}, or a log", WAY_OUT)
     return log
 
 

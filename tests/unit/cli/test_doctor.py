@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stage2_api.errors import ConfigError
 from stage2_cli.doctor import examine
 
 JOB = Path(__file__).parents[3] / "examples" / "job-3v1-tiny.yaml"
@@ -50,9 +51,11 @@ def logged_step(wall: float = 10.0) -> dict[str, Any]:
     return {"event": "step", "step": 1, **times, **lengths, **rows, "servers": servers}
 
 
-def divisions(capsys: pytest.CaptureFixture[str], job: Path, mapped: list[str], *, cpu: bool = False) -> list[str]:
+def divisions(
+    capsys: pytest.CaptureFixture[str], job: Path, mapped: list[str], *, cpu: bool = False, log: Path | None = None
+) -> list[str]:
     pipelined = "custom.extra.rollout_matching.pipeline.enabled=true"
-    examine(job, mapped=mapped, changes=[pipelined], cpu=cpu, as_json=True)
+    examine(job, mapped=mapped, changes=[pipelined], cpu=cpu, as_json=True, log=log)
     found = json.loads(capsys.readouterr().out)
     return [f"{one['verdict']}: {one['status']}" for one in found if one["what"] == "division of GPUs"]
 
@@ -83,3 +86,19 @@ def test_log_that_cannot_be_read_is_reported(
     log.parent.mkdir()
     log.symlink_to("/proc/self/mem")
     assert divisions(capsys, job, [f"/output={tmp_path}"]) == [f"doubtful: {log}: Input/output error"]
+
+
+def test_saved_log_takes_place_of_that_in_output_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    job, saved = JOB.with_name("job-3v1.yaml"), tmp_path / "learner.log"
+    start = {"event": "start", "step": 0, "max_steps": 99, "processes": 1}
+    saved.write_text("noise\n" + "".join(f"{json.dumps(one)}\n" for one in (start, *[logged_step()] * 11)))
+    (found,) = divisions(capsys, job, [], log=saved)
+    assert found.startswith("doubtful: 3 + 1")
+    with pytest.raises(ConfigError, match=r"--log: .*nowhere'; must be a run's output folder"):
+        divisions(capsys, job, [], log=tmp_path / "nowhere")
+    for other in ("job-colocate.yaml", "job-jobset.yaml", "job-grpo-objects.yaml"):
+        with pytest.raises(ConfigError, match=r"--log: .*this run has none to divide; leave it out"):
+            examine(JOB.with_name(other), mapped=[], changes=[], log=saved)
