@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stage2_api.errors import ConfigError, Problem, refused
+from stage2_api.errors import ConfigError, Problem, refused, shortened
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.model.checkpoints import DEEPSPEED_STATES
 from stage2_trainer.model.deepspeed_config import DTYPES, deepspeed_options, zero_stage
@@ -45,9 +45,9 @@ def check_deepspeed_state(checkpoint: Path, config: RunConfig, *, path: str) -> 
 def _check_kind(checkpoint: Path, options: Mapping[str, Any], written: Mapping[str, Any], config: RunConfig) -> None:
     asked = {dtype: getattr(config.training, dtype) for dtype in DTYPES}
     now, then = _kind(options, asked), _kind(written, {})
-    rule = "DeepSpeed wrote {} with {!r}, and does not read its state with another"
+    rule = "DeepSpeed wrote {} with {}, and does not read its state with another"
     problems = [
-        Problem(key, now[key], rule.format(checkpoint, then[key]), _way_out(key))
+        Problem(key, now[key], rule.format(checkpoint, shortened(then[key])), _way_out(key))
         for key in now
         if _ALIKE.get(now[key], now[key]) != _ALIKE.get(then[key], then[key])
     ]

@@ -66,5 +66,12 @@ def test_state_of_the_same_deepspeed_is_accepted(checkpoint, written, now, train
     check(checkpoint(**written), now, **training)
 
 
+def test_refusal_writes_values_as_yaml_does(checkpoint):
+    with pytest.raises(ConfigError, match=r"bf16: true; DeepSpeed wrote .* with false, and") as refused:
+        check(checkpoint(), ZERO | WARMUP, bf16=True)
+    assert "deepspeed.scheduler.type: 'WarmupLR'; DeepSpeed wrote" in str(refused.value)
+    assert "with null, and" in str(refused.value)
+
+
 def test_checkpoint_of_a_run_without_deepspeed_is_accepted_without_it(tmp_path):
     check(tmp_path, None)
