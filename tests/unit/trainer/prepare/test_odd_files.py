@@ -172,7 +172,7 @@ COCO = {
     "a byte order mark": (b"\xef\xbb\xbf" + document(), GOOD, {}),
     "in UTF-16": (document().decode().encode("utf-16"), GOOD, {}),
     "an annotation twice": (annotations({}, {}), GOOD * 2, {}),
-    "an id that is true": (document(images=[{"id": True, "file_name": "a.png"}]), r"images\[0\]\.id: True", None),
+    "an id that is true": (document(images=[{"id": True, "file_name": "a.png"}]), r"images\[0\]\.id: true", None),
     "an id that is a list": (annotations({"image_id": [1]}, {}), GOOD, {coco.NO_IMAGE: 1}),
     "a box as a mapping": (annotations({"bbox": {"x": 1}}, {}), GOOD, {rules.BROKEN_BOX: 1}),
     "a box without an end": (
