@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from stage2_api.course import FOLLOWS_LENGTH, LENGTH, course_of
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, shortened
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.model_files import model_fingerprint
 from stage2_trainer.data.records import Fingerprint
@@ -237,12 +237,21 @@ def check_course(checkpoint: Path, course: Mapping[str, Any], *, allow_changes: 
         follows = f", and {FOLLOWS_LENGTH.format(now.get('training.lr_scheduler_type'))}"
         raise ConfigError(
             Problem(
-                path, now[path], f"the run of {checkpoint} has {then!r}{follows if path in LENGTH else ''}", way_out
+                path,
+                now[path],
+                f"the run of {checkpoint} has {_setting(then)}{follows if path in LENGTH else ''}",
+                way_out,
             )
             for path, then in changed.items()
         )
     for path, then in changed.items():
-        logger.warning("%s: %r differs from %r in %s (training.resume allows it)", path, now[path], then, checkpoint)
+        text = "%s: %s differs from %s in %s (training.resume allows it)"
+        logger.warning(text, path, _setting(now[path]), _setting(then), checkpoint)
+
+
+def _setting(value: object) -> str:
+    """Return a setting as a file has it: a person may have to write it again, so little is cut off."""
+    return shortened(value, limit=2000)
 
 
 def divided_among(checkpoint: Path) -> int:

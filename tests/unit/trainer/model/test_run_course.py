@@ -48,6 +48,23 @@ def test_changed_run_length_is_refused_with_reason(tmp_path):
         check_course(tmp_path, {**course, "training.max_steps": 60}, allow_changes=False)
 
 
+def test_difference_is_written_as_yaml_writes_it(tmp_path, caplog):
+    """A person sets it back; Python's True and None are texts in YAML."""
+    options = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500000000}, "gradient_clipping": "auto"}
+    options |= {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5, "torch_adam": True}}}
+    course = {"training.bf16": True, "training.max_grad_norm": None, "deepspeed": options}
+    write_course(course, tmp_path)
+    now = {"training.bf16": False, "training.max_grad_norm": 1.0, "deepspeed": None}
+    with pytest.raises(ConfigError) as refused:
+        check_course(tmp_path, now, allow_changes=False)
+    bf16, norm, deepspeed = (problem.rule for problem in refused.value.problems)
+    assert bf16.endswith("has true")
+    assert norm.endswith("has null")
+    assert deepspeed.endswith("'torch_adam': true}}}")
+    check_course(tmp_path, now, allow_changes=True)
+    assert "training.bf16: false differs from true in " in caplog.text
+
+
 def test_allowed_changes_are_logged(checkpoint, caplog):
     check_course(checkpoint, {**COURSE, "training.seed": 2}, allow_changes=True)
     assert "training.seed: 2 differs from 1 in " in caplog.text
