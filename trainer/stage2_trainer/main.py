@@ -155,7 +155,8 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     with interrupt.stoppable(nothing_to_save=True), ACTIVITY.doing(f"looking for the model {config.model.model}"):
         config = with_local_model(config)
     course = run_course(config, records.fingerprint, world_size=world_size)
-    checkpoint = _checkpoint(config, course)
+    with interrupt.stoppable(nothing_to_save=True):
+        checkpoint = _checkpoint(config, course)
     reporter.update(resumed_step=0 if checkpoint is None else trained_step_of(Path(checkpoint)))
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
@@ -178,9 +179,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     with interrupt.stoppable(nothing_to_save=True):
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         if checkpoint is not None:
-            path = f"training.{'resume_from_checkpoint' if config.training.resume_from_checkpoint else 'output_dir'}"
-            check_deepspeed_state(Path(checkpoint), config, path=path)
-            refuse_code(Path(checkpoint), path=path, deepspeed=config.uses_deepspeed)
+            refuse_code(Path(checkpoint), path=_key_of_checkpoint(config), deepspeed=config.uses_deepspeed)
         run = _make_run(config, records, context, stack)
     _train(run, Path(checkpoint) if checkpoint is not None else None)
 
@@ -267,8 +266,14 @@ def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
         rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
         raise refused("training.resume_from_checkpoint", path, rule, way_out)
     if path is not None:
+        # First, because it also holds where changes are allowed, which is a way out of the other one.
+        check_deepspeed_state(Path(path), config, path=_key_of_checkpoint(config))
         check_course(Path(path), course, allow_changes=training.resume == "allow-changes")
     return path
+
+
+def _key_of_checkpoint(config: RunConfig) -> str:
+    return f"training.{'resume_from_checkpoint' if config.training.resume_from_checkpoint else 'output_dir'}"
 
 
 def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:

@@ -184,6 +184,17 @@ def test_state_of_deepspeed_is_refused_without_it(environment, config, tmp_path)
     assert message.endswith("set deepspeed back, or start over with --overwrite")
 
 
+def test_change_of_deepspeed_that_nothing_allows_is_refused_at_once(environment, config, tmp_path):
+    """The first refusal sent a person to training.resume: allow-changes, and the next one refused that."""
+    sharded = config(deepspeed={"zero_optimization": {"stage": 2}}, training={"max_steps": 3})
+    state = earlier_run(sharded, tmp_path, seed=sharded.training.seed) / "global_step1" / "mp_rank_00_model_states.pt"
+    state.parent.mkdir()
+    torch.save({"ds_config": {"zero_optimization": {"stage": 2}}}, state)
+    assert learn(config(training={"max_steps": 3})) == EXIT_CONFIG
+    assert last_words(tmp_path)["message"].endswith("set deepspeed back, or start over with --overwrite")
+    assert learn(config(training={"max_steps": 3}), overwrite=True) == EXIT_RETRYABLE  # its servers do not come
+
+
 def test_overwrite_removes_earlier_run_only_if_config_is_valid(environment, config, tmp_path):
     checkpoint = earlier_run(config(), tmp_path, seed=5)
     assert learn(config(train_jsonl=str(tmp_path / "lost")), overwrite=True) == EXIT_CONFIG

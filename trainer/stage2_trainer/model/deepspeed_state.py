@@ -10,7 +10,7 @@ from stage2_api.errors import ConfigError, Problem, refused, shortened
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.model.checkpoints import DEEPSPEED_STATES
 from stage2_trainer.model.deepspeed_config import DTYPES, deepspeed_options, zero_stage
-from stage2_trainer.model.tensor_files import load_tensors
+from stage2_trainer.model.tensor_files import load_tensors, tensors_alone
 
 _ALIKE = {2: 1}
 """Stages of ZeRO that read each other's state."""
@@ -19,8 +19,8 @@ _ALIKE = {2: 1}
 def check_deepspeed_state(checkpoint: Path, config: RunConfig, *, path: str) -> None:
     """Refuse a checkpoint whose state was written with another DeepSpeed than the run has, or without one.
 
-    It holds where a person allows changes, too (`training.resume`): nothing would read the state. `tensors_alone` must
-    be active. path: of the key that led to the checkpoint.
+    It holds where a person allows changes, too (`training.resume`): nothing would read the state. path: of the key that
+    led to the checkpoint.
 
     Raises:
         ConfigError: the run cannot resume from it; names the keys.
@@ -29,30 +29,35 @@ def check_deepspeed_state(checkpoint: Path, config: RunConfig, *, path: str) -> 
     states = sorted(checkpoint.glob(f"{DEEPSPEED_STATES}/*model_states.pt"))
     if options is None and states:
         rule = f"DeepSpeed wrote {checkpoint}, and only DeepSpeed reads its state"
-        raise refused("deepspeed", config.deepspeed, rule, _way_out("deepspeed"))
+        raise refused("deepspeed", config.deepspeed, rule, _way_out("deepspeed", path))
     if options is not None and not states:
         rule = (
             "DeepSpeed resumes with its own state, which this checkpoint lacks: training.save_only_model leaves it out,"
             " and a run without DeepSpeed has none"
         )
-        way_out = "leave deepspeed out, with training.resume: allow-changes, or start over with --overwrite"
+        way_out = f"leave deepspeed out, with training.resume: allow-changes, or {_otherwise(path)}"
         raise refused(path, str(checkpoint), rule, way_out)
     if options is not None:
-        state = load_tensors(states[0], path=path, map_location="meta", mmap=True)
-        _check_kind(checkpoint, options, state["ds_config"], config)
+        with tensors_alone(deepspeed=True):
+            state = load_tensors(states[0], path=path, map_location="meta", mmap=True)
+        asked = {dtype: getattr(config.training, dtype) for dtype in DTYPES}
+        _compare(_kind(options, asked), _kind(state["ds_config"], {}), checkpoint, path)
 
 
-def _check_kind(checkpoint: Path, options: Mapping[str, Any], written: Mapping[str, Any], config: RunConfig) -> None:
-    asked = {dtype: getattr(config.training, dtype) for dtype in DTYPES}
-    now, then = _kind(options, asked), _kind(written, {})
+def _compare(now: Mapping[str, Any], then: Mapping[str, Any], checkpoint: Path, path: str) -> None:
     rule = "DeepSpeed wrote {} with {}, and does not read its state with another"
     problems = [
-        Problem(key, now[key], rule.format(checkpoint, shortened(then[key])), _way_out(key))
+        Problem(key, now[key], rule.format(checkpoint, shortened(then[key])), _way_out(key, path))
         for key in now
-        if _ALIKE.get(now[key], now[key]) != _ALIKE.get(then[key], then[key])
+        if _reader(now[key]) != _reader(then[key])
     ]
     if problems:
         raise ConfigError(problems)
+
+
+def _reader(value: Any) -> Any:
+    """Return what two values have in common if the one reads the other's state: DeepSpeed knows `AdamW` as `adamw`."""
+    return value.lower() if isinstance(value, str) else _ALIKE.get(value, value)
 
 
 def _kind(options: Mapping[str, Any], asked: Mapping[str, bool]) -> dict[str, Any]:
@@ -66,5 +71,10 @@ def _kind(options: Mapping[str, Any], asked: Mapping[str, bool]) -> dict[str, An
     return found
 
 
-def _way_out(key: str) -> str:
-    return f"set {key} back, or start over with --overwrite"
+def _way_out(key: str, path: str) -> str:
+    return f"set {key} back, or {_otherwise(path)}"
+
+
+def _otherwise(path: str) -> str:
+    """Return how a run parts with the checkpoint to which this key led: --overwrite spares one that a person named."""
+    return "start over with --overwrite" if path == "training.output_dir" else f"leave out {path}"

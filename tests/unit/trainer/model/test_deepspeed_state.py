@@ -57,6 +57,7 @@ def test_state_of_another_deepspeed_is_refused_with_its_key(checkpoint, written,
     ("written", "now", "training"),
     [
         (ADAM | WARMUP, ZERO | ADAM | WARMUP, {}),
+        (ADAM, ZERO | {"optimizer": {"type": "adamw"}}, {}),
         ({}, {"zero_optimization": {"stage": 1}}, {}),
         ({}, ZERO | {"bf16": {"enabled": False}, "gradient_clipping": "auto"}, {}),
         ({"bf16": {"enabled": True}}, ZERO | {"bf16": {}}, {"bf16": True}),
@@ -71,6 +72,17 @@ def test_refusal_writes_values_as_yaml_does(checkpoint):
         check(checkpoint(), ZERO | WARMUP, bf16=True)
     assert "deepspeed.scheduler.type: 'WarmupLR'; DeepSpeed wrote" in str(refused.value)
     assert "with null, and" in str(refused.value)
+
+
+def test_checkpoint_that_a_person_named_is_refused_with_its_key(checkpoint, tmp_path):
+    """Starting over with --overwrite leads to the named checkpoint again."""
+    named = "training.resume_from_checkpoint"
+    with pytest.raises(ConfigError) as other:
+        check_deepspeed_state(checkpoint(), run_config(deepspeed={"zero_optimization": {"stage": 3}}), path=named)
+    with pytest.raises(ConfigError) as none:
+        check_deepspeed_state(tmp_path, run_config(deepspeed=ZERO), path=named)
+    for refused in (other, none):
+        assert refused.value.problems[0].way_out.endswith(f", or leave out {named}")
 
 
 def test_checkpoint_of_a_run_without_deepspeed_is_accepted_without_it(tmp_path):
