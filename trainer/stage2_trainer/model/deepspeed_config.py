@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from functools import reduce
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from pydantic_core import from_json
+from pydantic_core import ValidationError, from_json
 
 from stage2_api.errors import ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
@@ -27,7 +29,8 @@ _SCHEDULERS = {
     "warmupcosinelr": ("warmup_num_steps", "total_num_steps"),
 }
 _BLOCKS = (
-    "zero_optimization", "optimizer", "optimizer.params", "scheduler", "scheduler.params", "torch_autocast", *DTYPES,
+    "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param", "optimizer",
+    "optimizer.params", "scheduler", "scheduler.params", "torch_autocast", *DTYPES,
 )  # fmt: skip
 _STAGES = (1, 2, 3)
 _DIFFERING = re.compile(r"^- ds (\S+?)=.* vs hf (.*)$", re.MULTILINE)
@@ -66,7 +69,7 @@ def settle_options(options: Any, args: Any, policy: Any, steps: int) -> None:
     """Set the `auto` values of a `HfTrainerDeepSpeedConfig` to what training section, policy and steps say.
 
     Raises:
-        ConfigError: others differ from the training section.
+        ConfigError: others differ from the training section, or DeepSpeed does not take them.
     """
     try:
         options.trainer_config_finalize(args, policy, steps)
@@ -77,6 +80,43 @@ def settle_options(options: Any, args: Any, policy: Any, steps: int) -> None:
             for key, ours in _DIFFERING.findall(str(error))
         ]
         raise ConfigError(differing or [Problem("deepspeed", "auto", str(error), "write a number")]) from error
+    _check_taken(options.config)
+
+
+def _check_taken(settled: Mapping[str, Any]) -> None:
+    """Raise ConfigError, in DeepSpeed's words, if it does not take these settled options.
+
+    It would say so itself as it builds the engine, with an error that does not tell a person's mistake from others.
+    """
+    import torch
+    from deepspeed.runtime import lr_schedules
+    from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS, DeepSpeedConfig
+
+    _check_type(settled, "optimizer", DEEPSPEED_OPTIMIZERS, torch.optim)
+    _check_type(settled, "scheduler", lr_schedules.VALID_LR_SCHEDULES, torch.optim.lr_scheduler)
+    # The size of all processes' batch is compared already, and DeepSpeed would compare it with processes to come.
+    options = {key: deepcopy(value) for key, value in settled.items() if key != "train_batch_size"}
+    try:
+        DeepSpeedConfig(options)
+    except Exception as error:  # pydantic's, its own, assertions, and what values of another type raise
+        raise refused("deepspeed", None, f"DeepSpeed does not take it ({_words(error)})", "correct it") from error
+
+
+def _check_type(settled: Mapping[str, Any], part: str, known: Sequence[str], others: ModuleType) -> None:
+    """Raise ConfigError if DeepSpeed neither knows the type of this part, its optimizers in any case, nor finds it."""
+    if part not in settled:
+        return
+    kind = settled[part].get("type")
+    if not {str(kind), str(kind).lower()} & {*known} and not hasattr(others, str(kind)):
+        rule = f"must be one of {', '.join(known)}, or a class of {others.__name__}"
+        raise refused(f"deepspeed.{part}.type", kind, rule, f"write one of them, or leave deepspeed.{part} out")
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says, in one line."""
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_url=False))
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:

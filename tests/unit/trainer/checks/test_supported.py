@@ -241,6 +241,11 @@ def test_deepspeed_file_without_json_object_is_refused(tmp_path, content):
         ({"zero_optimization": 2}, "deepspeed.zero_optimization"),
         ({"zero_optimization": {"stage": "two"}}, "deepspeed.zero_optimization.stage"),
         ({"zero_optimization": {}}, "deepspeed.zero_optimization.stage"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": "cpu"}},
+            "deepspeed.zero_optimization.offload_optimizer",
+        ),
+        ({"zero_optimization": {"stage": 3, "offload_param": "cpu"}}, "deepspeed.zero_optimization.offload_param"),
     ],
 )
 def test_unusable_deepspeed_config_is_refused(deepspeed, path):
