@@ -375,7 +375,9 @@ def test_logs_escape_each_line(folder, capfd, monkeypatch, words):
     for name in ("learner", "server-0", "server-1"):
         (folder / "logs" / f"{name}.log").write_bytes(log)
     capfd.readouterr()
-    pod = {"metadata": {"name": "pod"}, "spec": {"containers": [{"name": "server-0"}]}}
+    started = [{"name": one, "state": {"running": {}}, "restartCount": 0} for one in ("server-0", "learner")]
+    spec, status = {"containers": [{"name": "server-0"}]}, {"containerStatuses": started}
+    pod = {"metadata": {"name": "pod"}, "spec": spec, "status": status}
     with api_server(folder) as api:
         monkeypatch.setenv("KUBECONFIG", api.kubeconfig)
         api.pods, api.logs = [pod], {("pod", one): [log] for one in ("server-0", "learner")}
