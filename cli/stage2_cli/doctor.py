@@ -42,7 +42,7 @@ def examine(
     cpu: whether to use no GPU, as `stage2 run --cpu`. log: a run's folder or log, by which divisions of a job's GPUs
     are compared, in place of the one in its output folder.
 
-    Raises ConfigError where the file breaks a rule, or where `log` is none or of no use.
+    Raises ConfigError where the file breaks a rule, `log` names no log, or there are no GPUs to divide by it.
     """
     mappings = parse_mappings(mapped)
     found = load(file, changes)
@@ -84,7 +84,7 @@ def _examine(
 
 
 def _division(job: RolloutMatchingJob | RunConfig, examination: Examination, log: Path) -> Sequence[Requirement]:
-    """Return what the log of a job on one node says of the division of its GPUs; nothing is known without a log."""
+    """Return how a job on one node divides its GPUs, compared with other divisions by a log that need not exist yet."""
     if examination.devices is None or examination.cpu:
         return ()
     if isinstance(job, RolloutMatchingJob) and job.spec.engine != "Node":

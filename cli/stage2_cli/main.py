@@ -105,7 +105,7 @@ def doctor(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Log, or folder of one, by which to divide GPUs; by default that in training.output_dir.",
+            help="Log or output folder of a run, to compare divisions of the GPUs; default: training.output_dir.",
         ),
     ] = None,
     as_json: AsJson = False,
