@@ -66,7 +66,7 @@ def _examine(
     console = Terminal(quiet=as_json)
     division = _division(found, examination, log or Path(examination.config.training.output_dir) / STEP_LOG)
     if log is not None and not division:
-        rule = "serves to divide GPUs of one node among servers and learner, and this run has none to divide"
+        rule = "compares divisions of one node's GPUs between servers and learner, and this run has none to divide"
         raise refused("--log", str(log), rule, "leave it out")
     findings = [*examination.findings(), *division]
     code = EXIT_CONFIG if any(finding.verdict == "missing" for finding in findings) else os.EX_OK

@@ -1,4 +1,4 @@
-"""How a job's GPUs are divided between servers and learner: what other divisions would make of the steps it has logged.
+"""The division of a job's GPUs between servers and learner: how long its logged steps would take with other divisions.
 
 Nothing is assumed of a GPU's speed, so what a step would take is an interval. At one end the servers' seconds stay as
 they are, because the longest answer takes as long on any number of servers; at the other they follow the number of
