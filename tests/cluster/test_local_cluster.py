@@ -2,8 +2,11 @@
 
 import ipaddress
 import json
+import os
 import re
+import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +18,10 @@ from packaging.utils import canonicalize_name
 
 from local_cluster import buildah, images, locks
 from local_cluster.containerd import ctr
-from local_cluster.layout import HUB, SERVICE_CIDR, Layout
+from local_cluster.layout import HUB, SERVICE_CIDR, ClusterError, Layout
+from tests.support import registry
 from tests.support.clusters import ON_A_KUBELET
+from tests.support.tools import tool
 
 Kubectl = Callable[..., str]
 WEB_SERVER = ["python3", "-m", "http.server", "8000", "--directory", "/tmp"]
@@ -185,3 +190,42 @@ def test_image_loads_while_another_image_sharing_its_layers_is_removed(
     monkeypatch.setattr(buildah, "export", export_while_the_first_goes)
     images.load_built(layout, second)
     assert second in ctr(layout, "images", "list", "--quiet").splitlines()
+
+
+PUSH = """
+import sys
+from local_cluster import buildah
+from local_cluster.layout import Layout
+print(buildah.push(Layout.default(), *sys.argv[1:], plain_http=True))
+"""
+
+
+def test_pushing_needs_no_disk_but_that_of_cache(two_versions: tuple[Layout, list[str]], tmp_path: Path) -> None:
+    layout, (first, _) = two_versions
+    pid, port = registry.start(tool("docker-registry"), tmp_path / "registry")
+    try:
+        target, none = f"127.0.0.1:{port}/stage2/versions:first", "127.0.0.1:1/stage2/versions:first"
+        pushed, refused = (_push_where_var_tmp_is_full(first, to) for to in (target, none))
+        assert re.fullmatch(rf"127.0.0.1:{port}/stage2/versions@sha256:[0-9a-f]{{64}}\n", pushed.stdout), pushed.stderr
+        assert refused.returncode != 0
+        assert "connection refused" in refused.stderr
+        assert [path for path in (layout.cache / "buildah" / "tmp").iterdir() if path.name.startswith("push-")] == []
+    finally:
+        registry.stop(pid, tmp_path / "registry")
+
+
+def test_push_without_room_does_not_start(
+    two_versions: tuple[Layout, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, (first, _) = two_versions
+    free = shutil.disk_usage("/")._replace(free=1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
+    with pytest.raises(ClusterError, match=rf"0.0 GB free; pushing {first} needs"):
+        buildah.push(layout, first, "127.0.0.1:1/stage2/versions:first", plain_http=True)
+
+
+def _push_where_var_tmp_is_full(reference: str, target: str) -> subprocess.CompletedProcess[str]:
+    with_full_disk = 'mount -t tmpfs -o size=4k,nr_inodes=1 tmpfs /var/tmp && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", with_full_disk, "sh", sys.executable, "-c", PUSH, reference, target]
+    environment = {**os.environ, "PYTHONPATH": str(Path(buildah.__file__).parents[1])}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from local_cluster.layout import Layout
+from local_cluster.layout import Layout, need_space
 from local_cluster.processes import run
 
 CACHE_MOUNTS = "buildah-cache"
@@ -89,22 +89,33 @@ def export(layout: Layout, reference: str, folder: Path) -> None:
 
     skopeo exports, because buildah's own push always compresses and so finds no layer that is there already.
     """
-    flags = ["--insecure-policy", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
     scratch = folder / "tmp"
     scratch.mkdir()
-    run(
-        [*OWN_MOUNTS, "skopeo", *flags, _source(layout, reference), f"oci:{folder}:image"], env={"TMPDIR": str(scratch)}
-    )
+    _copy(scratch, "--dest-oci-accept-uncompressed-layers", _source(layout, reference), f"oci:{folder}:image")
 
 
 def push(layout: Layout, reference: str, target: str, *, plain_http: bool) -> str:
-    """Push an image to a registry, its layers as they are; return its name there by its digest, which so stays, too."""
-    with tempfile.NamedTemporaryFile("r") as digest:
-        flags = ["--insecure-policy", "copy", "--quiet", "--preserve-digests", f"--digestfile={digest.name}"]
+    """Push an image to a registry, its layers as they are; return its name there by its digest, which so stays, too.
+
+    Meanwhile the storage's disk holds a copy of each layer, which goes whether the push succeeds or not.
+
+    Raises:
+        ClusterError: that disk has no room for it, or the registry refuses.
+    """
+    folder = Path(environment(layout)["TMPDIR"])
+    need_space(folder, sum(layer.size for layer in layers(layout, reference)), f"pushing {reference}")
+    with tempfile.TemporaryDirectory(prefix="push-", dir=folder) as scratch:
+        digest = Path(scratch) / "digest"
+        flags = ["--preserve-digests", f"--digestfile={digest}"]
         flags += ["--dest-tls-verify=false"] if plain_http else []
-        source = _source(layout, reference)
-        run([*OWN_MOUNTS, "skopeo", *flags, source, f"docker://{target}"], env=environment(layout))
-        return f"{target.rpartition(':')[0]}@{digest.read().strip()}"
+        _copy(Path(scratch), *flags, _source(layout, reference), f"docker://{target}")
+        return f"{target.rpartition(':')[0]}@{digest.read_text().strip()}"
+
+
+def _copy(scratch: Path, *arguments: str) -> None:
+    """Copy an image with skopeo, which writes layers to /var/tmp, whatever TMPDIR says, and leaves them if it fails."""
+    skopeo = [*OWN_MOUNTS, "skopeo", "--insecure-policy", f"--tmpdir={scratch}", "copy", "--quiet"]
+    run([*skopeo, *arguments], env={"TMPDIR": str(scratch)})
 
 
 def share_wheels(layout: Layout) -> None:

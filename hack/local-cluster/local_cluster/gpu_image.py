@@ -5,7 +5,6 @@ driver, a GPU or a model is not examined.
 """
 
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from local_cluster import buildah, images
-from local_cluster.layout import ClusterError, Layout
+from local_cluster.layout import Layout, need_space
 from local_cluster.steps import Steps
 from local_cluster.toolchain import ensure_packages, missing_packages
 
@@ -44,24 +43,13 @@ def check(layout: Layout, console: Console) -> bool:
     """Build the image, say its size and the time that it took, and examine it; whether nothing is wrong."""
     steps = Steps(console, bool(missing_packages()) + images.base_missing(layout) + 2)
     ensure_packages(steps)
-    need_space(layout.cache)
+    need_space(layout.cache, SPACE_BYTES, "the build")
     start = time.monotonic()
     images.build(layout, IMAGE, steps)
     size = sum(layer.size for layer in buildah.layers(layout, IMAGE.reference))
     console.print(f"{IMAGE.reference}: {size / 1e9:.1f} GB unpacked, built in {time.monotonic() - start:.0f} s")
     with steps.step(f"examining {IMAGE.reference}", prints=True):
         return examine(layout, IMAGE.reference)
-
-
-def need_space(folder: Path) -> None:
-    """Raise where the disk of a folder has too little left: a build that fills it harms everything on the machine."""
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < SPACE_BYTES:
-        raise ClusterError(
-            f"{folder}: {free / 1e9:.0f} GB free; the build needs {SPACE_BYTES / 1e9:.0f} GB; free some "
-            "(`hack/local-cluster/local-cluster cache --prune`), or set XDG_CACHE_HOME to a folder of a larger disk"
-        )
 
 
 def examine(layout: Layout, reference: str) -> bool:

@@ -1,6 +1,7 @@
 """Where the cluster keeps its files, and the addresses and names it uses: facts that every other module shares."""
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,3 +121,14 @@ class Layout:
     def cgroup(self) -> str:
         """Parent of every pod's cgroup, relative to each hierarchy's root."""
         return f"/stage2-cluster{self.suffix}"
+
+
+def need_space(folder: Path, wanted_bytes: int, what: str) -> None:
+    """Raise where the disk of a folder has too little left: what fills it harms everything on the machine."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < wanted_bytes:
+        raise ClusterError(
+            f"{folder}: {free / 1e9:.1f} GB free; {what} needs {wanted_bytes / 1e9:.1f} GB; free some "
+            "(`hack/local-cluster/local-cluster cache --prune`), or set XDG_CACHE_HOME to a folder of a larger disk"
+        )

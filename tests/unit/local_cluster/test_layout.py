@@ -3,7 +3,9 @@
 import ipaddress
 from pathlib import Path
 
-from local_cluster.layout import MAX_NODES, POD_CIDR, Layout
+import pytest
+
+from local_cluster.layout import MAX_NODES, POD_CIDR, ClusterError, Layout, need_space
 
 
 def test_nodes_share_only_cluster_files(tmp_path: Path) -> None:
@@ -24,3 +26,11 @@ def test_max_nodes_have_distinct_pod_networks() -> None:
     networks = {ipaddress.ip_network(home.node(number).pod_cidr) for number in range(1, MAX_NODES + 1)}
     assert len(networks) == MAX_NODES
     assert all(network.subnet_of(ipaddress.ip_network(POD_CIDR)) for network in networks)
+
+
+def test_work_that_would_fill_disk_does_not_start(tmp_path: Path) -> None:
+    need_space(tmp_path / "not" / "there", 1, "the build")
+    with pytest.raises(
+        ClusterError, match=r"GB free; the build needs 1000000000.0 GB; free some \(.*, or set XDG_CACHE"
+    ):
+        need_space(tmp_path, 10**18, "the build")
