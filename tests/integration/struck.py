@@ -29,7 +29,7 @@ from stage2_trainer import main
 from stage2_trainer.learner.loop import Learner
 from stage2_trainer.learner.passes import RowPasses
 from stage2_trainer.learner.schedule import Window
-from stage2_trainer.model.deepspeed_compat import GatheredWeights
+from stage2_trainer.model.gathered_weights import GatheredWeights
 from stage2_trainer.rollouts.colocate import ColocateEngine
 from stage2_trainer.rollouts.first_process import FirstProcessRollouts
 from stage2_trainer.rollouts.hf import HfBackend

@@ -17,8 +17,8 @@ from stage2_api.errors import ConfigError, Problem
 from stage2_api.runconfig import RunConfig
 from stage2_api.vllm import ServerAddress
 from stage2_trainer.data.encode import PromptCache
-from stage2_trainer.model.deepspeed_compat import GatheredWeights
 from stage2_trainer.model.deepspeed_config import shards_weights
+from stage2_trainer.model.gathered_weights import GatheredWeights
 from stage2_trainer.model.offload import DeviceMover, StateOffloader
 from stage2_trainer.model.policy import Policy
 from stage2_trainer.process.background import all_at_once

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from torch import distributed, nn
 
 from stage2_api.errors import ConfigError
-from stage2_trainer.model.deepspeed_compat import GatheredWeights
+from stage2_trainer.model.gathered_weights import GatheredWeights
 from stage2_trainer.packing import PackingError
 from stage2_trainer.process.background import in_background
 from stage2_trainer.process.interrupt import Interrupt, Interrupted

@@ -18,7 +18,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from stage2_api.rollout_matching import RepeatTerminate, RolloutMatching
 from stage2_trainer.data.encode import Encoder, Prompt, PromptCache
 from stage2_trainer.matching.closing import generation_fields
-from stage2_trainer.model.deepspeed_compat import GatherWeights
+from stage2_trainer.model.gathered_weights import GatherWeights
 from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.sync.fleet.proof import inference
 from stage2_trainer.wire.requests import Rollout, RolloutRequest, SeedPlan

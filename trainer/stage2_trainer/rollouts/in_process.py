@@ -12,7 +12,7 @@ from torch import nn
 
 from stage2_api.errors import ConfigError
 from stage2_api.pod.report import SyncStatus
-from stage2_trainer.model.deepspeed_compat import GatherWeights
+from stage2_trainer.model.gathered_weights import GatherWeights
 from stage2_trainer.model.offload import StateOffloader
 from stage2_trainer.process.activity import ACTIVITY
 from stage2_trainer.process.interrupt import Interrupt, Interrupted
