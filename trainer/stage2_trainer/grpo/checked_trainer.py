@@ -19,7 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from stage2_trainer.model.best_checkpoint import forget_other_figure
 from stage2_trainer.model.checkpoints import divided_among
 from stage2_trainer.model.deepspeed_compat import load_undivided
-from stage2_trainer.model.deepspeed_config import settle_options
+from stage2_trainer.model.deepspeed_config import refused_in_its_words, settle_options
 from stage2_trainer.model.finite import FiniteGuard
 from stage2_trainer.model.policy import split_learning_rates
 from stage2_trainer.model.run_checkpoints import Checkpoints
@@ -62,6 +62,8 @@ class CheckedTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create the optimizer; some parts of the model may have learning rates of their own."""
         assert self.model is not None, "it trains"
+        if self.optimizer is not None:  # created already, or to be built by DeepSpeed
+            return self.optimizer
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         split_learning_rates(optimizer, self.model, self._part_rates)
         return optimizer
@@ -98,11 +100,17 @@ class CheckedTrainer(Trainer):
         self._course.within = self.steps_in_backward and self.accelerator.sync_gradients
 
     def _prepare_for_training(self, max_steps: int, *others: Any) -> Any:
-        """Prepare model, optimizer and schedule. Raises ConfigError where DeepSpeed and training section differ."""
-        if self.is_deepspeed_enabled:
-            settle_options(self.accelerator.state.deepspeed_plugin.hf_ds_config, self.args, self.model, max_steps)
+        """Prepare model, optimizer and schedule.
+
+        Raises:
+            ConfigError: DeepSpeed and the training section differ, or DeepSpeed cannot build what its options ask for.
+        """
         untyped: Any = super()
-        return untyped._prepare_for_training(max_steps, *others)
+        if not self.is_deepspeed_enabled:
+            return untyped._prepare_for_training(max_steps, *others)
+        settle_options(self.accelerator.state.deepspeed_plugin.hf_ds_config, self.args, self.model, max_steps)
+        with refused_in_its_words():
+            return untyped._prepare_for_training(max_steps, *others)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)

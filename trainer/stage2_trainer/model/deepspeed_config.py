@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import reduce
 from pathlib import Path
@@ -33,6 +34,8 @@ _BLOCKS = (
     "optimizer.params", "scheduler", "scheduler.params", "torch_autocast", *DTYPES,
 )  # fmt: skip
 _STAGES = (1, 2, 3)
+_OF_BUILDING = (TypeError, ValueError, AssertionError)
+"""What DeepSpeed raises where it cannot build an optimizer or a schedule."""
 _DIFFERING = re.compile(r"^- ds (\S+?)=.* vs hf (.*)$", re.MULTILINE)
 
 
@@ -96,9 +99,18 @@ def _check_taken(settled: Mapping[str, Any]) -> None:
     _check_type(settled, "scheduler", lr_schedules.VALID_LR_SCHEDULES, torch.optim.lr_scheduler)
     # The size of all processes' batch is compared already, and DeepSpeed would compare it with processes to come.
     options = {key: deepcopy(value) for key, value in settled.items() if key != "train_batch_size"}
-    try:
+    with refused_in_its_words((Exception,)):  # pydantic's, its own, assertions, and what values of another type raise
         DeepSpeedConfig(options)
-    except Exception as error:  # pydantic's, its own, assertions, and what values of another type raise
+
+
+@contextmanager
+def refused_in_its_words(kinds: tuple[type[Exception], ...] = _OF_BUILDING) -> Iterator[None]:
+    """Raise ConfigError where DeepSpeed does not take its options, which it says with one of these kinds of error."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except kinds as error:
         raise refused("deepspeed", None, f"DeepSpeed does not take it ({_words(error)})", "correct it") from error
 
 

@@ -13,27 +13,48 @@ from tests.support.ports import free_port
 from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.learner.processes import join, run_members
 
-DIFFERING = {"zero_optimization": {"stage": 2}, "gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": 2}
+ZERO = {"zero_optimization": {"stage": 2}}
+DIFFERING = ZERO | {"gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": 2}
 
 
-def member(rank, port, folder):
-    """A GRPO learner whose training section clips at 1.0, and whose micro-batch holds 4 answers."""
+def member(rank, port, folder, deepspeed):
+    """A GRPO learner that clips at 1.0, with 4 answers in a micro-batch; writes how it ended."""
     model, encoder = join(rank, port, count=1)
     compile_nothing()
-    run = harness.config(Path(folder), {"deepspeed": DIFFERING})
+    run = harness.config(Path(folder), {"deepspeed": deepspeed})
     source = harness.Scripted(encoder, harness.answers(encoder))
     with ExitStack() as stack:
         trainer = harness.build(Path(folder), run, model, encoder, source, stack)
-        with pytest.raises(ConfigError) as refused:
+        try:
             trainer.train()
-    (Path(folder) / "refused").write_text(str(refused.value), encoding="utf-8")
+            end = f"trained for {trainer.state.global_step} steps"
+        except ConfigError as error:
+            end = str(error)
+    (Path(folder) / "end").write_text(end, encoding="utf-8")
+
+
+def end_of(folder, deepspeed):
+    """Return how the member ended."""
+    pytest.importorskip("deepspeed")
+    run_members(member, folder, free_port(), str(folder), deepspeed, count=1)
+    return (folder / "end").read_text(encoding="utf-8")
 
 
 def test_value_that_differs_from_training_section_is_refused(folder):
     """As the ValueError of transformers that it was, it was retried."""
-    pytest.importorskip("deepspeed")
-    run_members(member, folder, free_port(), str(folder), count=1)
-    refused = (folder / "refused").read_text(encoding="utf-8")
+    refused = end_of(folder, DIFFERING)
     rule = "must agree with the training section, which has"
     assert f"deepspeed.gradient_clipping: 0.5; {rule} max_grad_norm=1.0; write auto for it" in refused
     assert f"deepspeed.train_micro_batch_size_per_gpu: 2; {rule} per_device_train_batch_size=4" in refused
+
+
+def test_optimizer_that_deepspeed_cannot_build_is_refused(folder):
+    refused = end_of(folder, ZERO | {"optimizer": {"type": "SGD", "params": {"momentums": 0.9}}})
+    assert refused.startswith("deepspeed: DeepSpeed does not take it (TypeError: ")
+    assert "'momentums'" in refused
+
+
+def test_optimizer_and_schedule_of_deepspeed_train(folder):
+    """It ended in an AttributeError: only an optimizer of the training section has groups before DeepSpeed starts."""
+    own = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}, "scheduler": {"type": "WarmupDecayLR"}}
+    assert end_of(folder, ZERO | own) == "trained for 1 steps"

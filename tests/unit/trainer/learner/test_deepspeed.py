@@ -17,6 +17,7 @@ from tests.unit.trainer.learner.harness import build, only_first, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
 
 ZERO = {"zero_optimization": {"stage": 2}}
+UNTESTED = {"zero_allow_untested_optimizer": True}
 
 
 def member(rank, port, folder, paths, deepspeed):
@@ -60,3 +61,20 @@ def test_precision_that_differs_from_training_section_is_refused(found):
     rule = "must agree with the training section, which has"
     assert f"deepspeed.bf16.enabled: false; {rule} bf16|bf16_full_eval=True; write auto for it" in refused
     assert f"deepspeed.gradient_clipping: 0.5; {rule} max_grad_norm=1.0; write auto for it" in refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "beta": [0.9, 0.95]}}}, "argument 'beta')"),
+        ({"optimizer": {"type": "NAdam", "params": {"momentum_decay": -1}}, **UNTESTED}, "Invalid momentum_decay"),
+        ({"optimizer": {"type": "NAdam"}}, '"zero_allow_untested_optimizer": true'),
+        ({"scheduler": {"type": "StepLR"}}, "argument: 'step_size')"),
+    ],
+    ids=["another parameter", "another value", "an untested optimizer", "a missing parameter"],
+)
+def test_optimizer_and_schedule_that_deepspeed_cannot_build_are_refused(found, changes, words):
+    """They ended the learner with exit code 1 and a traceback."""
+    refused = found(ZERO | changes)["refused"]
+    assert refused.startswith("deepspeed: DeepSpeed does not take it (")
+    assert words in refused
