@@ -2,8 +2,9 @@
 
 Each day has its share of the marked tests of a file, and in so many days every one runs. A mark of a whole file
 (`pytestmark`) keeps its tests together: the file has one day, and `first` moves it. With `apart=True` each of its tests
-has a day of its own. Days are at most seven, so everything runs in any week. `STAGE2_EXHAUSTIVE=1` runs everything, and
-a file or a test that is named on the command line runs whatever the day. docs/testing.md lists the turns.
+has a day of its own. Days are at most seven, so everything runs in any week. `STAGE2_EXHAUSTIVE=1` runs everything. A
+file or a test that the command line names runs whatever the day, and so does, with `--last-failed`, what has failed.
+docs/testing.md lists the turns.
 
 All processes of a run have the date (in UTC) on which it began, `STAGE2_TODAY`, so they collect the same tests at
 midnight.
@@ -33,10 +34,11 @@ def seed_of_the_day() -> int:
     return date.fromisoformat(os.environ[TODAY]).toordinal()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -k and --last-failed make a file's list shorter
+@pytest.hookimpl(tryfirst=True)  # before -k makes a file's list shorter; --last-failed has done so already
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect the tests whose day another one is."""
-    if is_exhaustive() or any(argument.partition("::")[0].endswith(".py") for argument in config.args):
+    named = any(argument.partition("::")[0].endswith(".py") for argument in config.args)
+    if is_exhaustive() or named or config.getoption("lf"):
         return
     turns: Counter[object] = Counter()
     chosen = [(item, _is_today(item, turns)) for item in items]

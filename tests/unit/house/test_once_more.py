@@ -1,10 +1,12 @@
 """Tests that fail run once more: with real runs of pytest on small files."""
 
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from tests.support.once_more import MOST_FLAKY, again, report, run
+from tests.support.turns import TODAY
 
 pytestmark = pytest.mark.in_turns(3, apart=True)
 
@@ -15,6 +17,13 @@ def test_flaky_{number}():
     seen = pathlib.Path(__file__).with_suffix(".{number}")
     before, _ = seen.exists(), seen.write_text("")
     assert before
+"""
+IN_TURNS = """
+import pytest
+@pytest.mark.in_turns({days})
+@pytest.mark.parametrize("number", range(4))
+def test_in_turns(number):
+    assert False, number
 """
 FAILS = "def test_fails():\n    assert False\n"
 
@@ -30,7 +39,8 @@ def tier(folder: Path, *texts: str, later: bool = False) -> int:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_file.py").write_text("\n".join(texts))
     (folder / "out").mkdir(exist_ok=True)
-    arguments = ["-q", "-p", "xdist", "-n", "2", "--rootdir", str(folder), str(folder)]
+    plugins = ["-p", "xdist", "-p", "tests.support.turns"]
+    arguments = ["-q", *plugins, "-n", "2", "--rootdir", str(folder), str(folder)]
     return run("tier", arguments, folder / "out", later=later)
 
 
@@ -90,3 +100,14 @@ def test_tier_that_leaves_failures_for_later_passes_and_again_runs_them(
 def test_run_fails_if_deferred_failure_fails_again(tmp_path: Path) -> None:
     assert tier(tmp_path, FAILS, later=True) == 0
     assert again(tmp_path / "out") == 1
+
+
+def test_failure_of_test_whose_day_it_is_runs_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was taken for the first test of its file, which has another day, and pytest found nothing to run."""
+    monkeypatch.setenv(TODAY, str(date.fromordinal(1)))
+    assert tier(tmp_path, IN_TURNS.format(days=4), later=True) == 0
+    assert "test_in_turns[3]" in capfd.readouterr().out
+    assert again(tmp_path / "out") == 1
+    assert "AssertionError: 3" in capfd.readouterr().out
