@@ -13,7 +13,7 @@ from pathlib import Path
 
 GO_VERSION = (1, 24)
 MACHINE = "x86_64"
-SPACE_BYTES = 14 * 10**9
+SPACE_BYTES = 16 * 10**9
 """What the tests hold at once beside the caches: the trainer image in a registry, its copy on the way, and scratch."""
 
 

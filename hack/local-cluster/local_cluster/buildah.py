@@ -97,6 +97,8 @@ def export(layout: Layout, reference: str, folder: Path) -> None:
 def push(layout: Layout, reference: str, target: str, *, plain_http: bool) -> str:
     """Push an image to a registry, its layers as they are; return its name there by its digest, which so stays, too.
 
+    With compressed layers it would have two digests, and a kubelet that has loaded it as built names the other one.
+
     Meanwhile the storage's disk holds a copy of each layer, which goes whether the push succeeds or not.
 
     Raises:
