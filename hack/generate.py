@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin
 
 import typer
 import yaml
@@ -108,11 +108,8 @@ def _commands(program: typer.Typer, name: str) -> Iterator[str]:
 
 def _parameters(function: Callable[..., Any]) -> Iterator[str]:
     """Yield a row for each argument and option of a command."""
-    defaults = {name: one.default for name, one in inspect.signature(function).parameters.items()}
-    for name, hint in get_type_hints(function, include_extras=True).items():
-        if name == "return":
-            continue
-        kind, *notes = get_args(hint)
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind, *notes = get_args(parameter.annotation)
         (info,) = (one for one in notes if isinstance(one, ArgumentInfo | OptionInfo))
         value = info.metavar or _value(kind)
         value += "..." * (isinstance(info, ArgumentInfo) and get_origin(kind) is list)
@@ -120,7 +117,7 @@ def _parameters(function: Callable[..., Any]) -> Iterator[str]:
             # In Annotated, typer keeps the first declared name where a default would be.
             names = [one for one in (info.default, *(info.param_decls or ())) if isinstance(one, str)]
             value = f"{', '.join(names) or '--' + name.replace('_', '-')} {value}".rstrip()
-        default = defaults[name]
+        default = parameter.default
         shown = "" if default is None or default is False else f"`{default}`"
         shown = "required" if default is inspect.Parameter.empty else shown
         yield f"| `{value}` | {info.help} | {shown} |"

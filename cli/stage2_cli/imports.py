@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +12,7 @@ import typer
 
 from stage2_api.errors import EXIT_DATA, counted, refused
 from stage2_cli.console import with_progress
+from stage2_cli.options import spread
 from stage2_report.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -21,74 +23,83 @@ imports = typer.Typer(no_args_is_help=True, help="Create a data file of records 
 
 COMMONEST = 3  # reasons that an import without objects names
 
-Shape = Literal["bbox", "poly"]
-Sorting = Literal["reading", "file"]
-Reference = Literal["auto", "shown", "raw"]
-Split = Literal["box", "largest", "drop"]
 Units = Literal["pixels", "shares"]
-ChatUnits = Literal["pixels", "shares", "thousandths"]
-
 Output = Annotated[Path, typer.Option(metavar="OUT.jsonl", help="The data file.")]
-Geometry = Annotated[Shape, typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")]
-Order = Annotated[
-    Sorting, typer.Option(help="Objects in rows from top to bottom, each from left to right, or as in the file.")
-]
-Classes = Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of records.")]
-SplitObjects = Annotated[Split, typer.Option(help="Outline of an object of several parts, with --geometry poly.")]
 Pixels = Annotated[
     Units, typer.Option("--units", help="Coordinates are pixels, or shares of width and height, 0 to 1.")
 ]
-Exif = Annotated[Reference, typer.Option(help="Pixels that annotations of an image rotated by EXIF refer to.")]
-MaxObjects = Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")]
+
+
+@dataclass(frozen=True)
+class RecordOptions:
+    """Options of every import: which records it writes, and how."""
+
+    geometry: Annotated[
+        Literal["bbox", "poly"], typer.Option(help="Boxes, or outlines; without an outline, the box's corners.")
+    ] = "bbox"
+    order: Annotated[
+        Literal["reading", "file"],
+        typer.Option(help="Objects in rows from top to bottom, each from left to right, or as in the file."),
+    ] = "reading"
+    classes: Annotated[str | None, typer.Option(metavar="A,B", help="Categories to keep; all by default.")] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of records.")] = None
+    max_objects: Annotated[int | None, typer.Option(min=1, help="Leave out images with more objects.")] = None
+    exif: Annotated[
+        Literal["auto", "shown", "raw"],
+        typer.Option(help="Pixels that annotations of an image rotated by EXIF refer to."),
+    ] = "auto"
+    split_objects: Annotated[
+        Literal["box", "largest", "drop"],
+        typer.Option(help="Outline of an object of several parts, with --geometry poly."),
+    ] = "box"
+
+    def choice(self) -> RecordChoice:
+        """Raises ConfigError for --classes without a name."""
+        from stage2_trainer.prepare.record_writer import RecordChoice
+
+        kept = None if self.classes is None else frozenset(filter(None, map(str.strip, self.classes.split(","))))
+        if kept is not None and not kept:
+            raise refused("--classes", self.classes, "must name a category", "leave it out to keep all")
+        return RecordChoice(**{**vars(self), "classes": kept})
 
 
 @imports.command()
-def coco(  # noqa: PLR0913 - one parameter for each option
+@spread
+def coco(
     annotations: Annotated[Path, typer.Option(metavar="FILE", help="instances_*.json of COCO, or LVIS's file.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
     output: Output,
     units: Pixels = "pixels",
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import a COCO file; skipped items are counted by reason."""
     from stage2_trainer.prepare.coco import read_coco
 
     _require_folder("--images", images)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    poly = geometry == "poly"
-    _write(lambda tally: read_coco(annotations, images, tally, outlines=poly, units=units), output, choice)
+    outlines = records.geometry == "poly"
+    _write(lambda tally: read_coco(annotations, images, tally, outlines=outlines, units=units), output, records)
 
 
 @imports.command()
-def yolo(  # noqa: PLR0913 - one parameter for each option
+@spread
+def yolo(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="data.yaml of Ultralytics' layout, or its folder.")],
     output: Output,
     split: Annotated[str, typer.Option(help="train, val or test of data.yaml.")] = "train",
     units: Pixels = "shares",
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import a data set in the layout of Ultralytics' YOLO: boxes, or segments as polygons."""
     from stage2_trainer.prepare.yolo import read_yolo
 
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_yolo(data, split, tally, units=units), output, choice)
+    _write(lambda tally: read_yolo(data, split, tally, units=units), output, records)
 
 
 @imports.command()
-def voc(  # noqa: PLR0913 - one parameter for each option
+@spread
+def voc(
     folder: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="A folder such as VOC2012, or one of images and XML.")
     ],
@@ -99,24 +110,19 @@ def voc(  # noqa: PLR0913 - one parameter for each option
         bool, typer.Option("--from-zero", help="Boxes count from the image's edge, not from pixel 1.")
     ] = False,
     units: Pixels = "pixels",
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import Pascal VOC's XML files: boxes, or polygons."""
     from stage2_trainer.prepare.voc import VocChoice, read_voc
 
     _require_folder("FOLDER", folder)
     what = VocChoice(split, difficult=difficult, from_zero=from_zero, units=units)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_voc(folder, what, tally), output, choice)
+    _write(lambda tally: read_voc(folder, what, tally), output, records)
 
 
 @imports.command()
+@spread
 def hf(  # noqa: PLR0913 - one parameter for each option
     source: Annotated[str, typer.Argument(metavar="NAME_OR_DIR", help="A name on the hub, or save_to_disk's folder.")],
     output: Output,
@@ -131,115 +137,69 @@ def hf(  # noqa: PLR0913 - one parameter for each option
     units: Annotated[
         Units | None, typer.Option(help="Units of boxes: by default shares for --boxes yolo, otherwise pixels.")
     ] = None,
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import a data set of Hugging Face; images inside it are written beside the data file."""
     from stage2_trainer.prepare.hugging_face import HubChoice, read_hub
 
     numbered = [] if names is None else names.split(",")  # a blank name keeps its number
     what = HubChoice(boxes, split, numbered, image, objects, units)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_hub(source, what, tally, outlines=geometry == "poly"), output, choice)
+    _write(lambda tally: read_hub(source, what, tally, outlines=records.geometry == "poly"), output, records)
 
 
 @imports.command()
-def labelme(  # noqa: PLR0913 - one parameter for each option
+@spread
+def labelme(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of LabelMe's JSON files and images.")],
     output: Output,
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import LabelMe's JSON files, one for each image; an image inside its file is written beside the data file."""
     from stage2_trainer.prepare.labelme import read_labelme
 
     _require_folder("FOLDER", folder)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_labelme(folder, tally), output, choice)
+    _write(lambda tally: read_labelme(folder, tally), output, records)
 
 
 @imports.command()
-def labelstudio(  # noqa: PLR0913 - one parameter for each option
+@spread
+def labelstudio(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Label Studio's export, JSON or JSON-MIN.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
     output: Output,
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import a Label Studio export: boxes, polygons and ellipses of each task's latest annotation."""
     from stage2_trainer.prepare.label_studio import read_label_studio
 
     _require_folder("--images", images)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_label_studio(file, images, tally), output, choice)
+    _write(lambda tally: read_label_studio(file, images, tally), output, records)
 
 
 @imports.command()
-def chat(  # noqa: PLR0913 - one parameter for each option
+@spread
+def chat(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="JSON lines, or one list, of ms-swift or Qwen-VL.")],
     images: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the images.")],
     output: Output,
     units: Annotated[
-        ChatUnits | None,
+        Literal["pixels", "shares", "thousandths"] | None,
         typer.Option(
             help="Units of bbox_2d in answers: pixels (Qwen2.5-VL), or thousandths of the sides, 0 to 1000 (Qwen3-VL). "
             "ms-swift's objects name their own."
         ),
     ] = None,
-    geometry: Geometry = "bbox",
-    order: Order = "reading",
-    classes: Classes = None,
-    limit: Limit = None,
-    max_objects: MaxObjects = None,
-    exif: Exif = "auto",
-    split_objects: SplitObjects = "box",
+    *,
+    records: RecordOptions,
 ) -> None:
     """Import grounding data in the form of a chat: ms-swift's objects, or Qwen-VL's answers with bbox_2d."""
     from stage2_trainer.prepare.chat import read_chat
 
     _require_folder("--images", images)
-    choice = _choice(geometry, order, classes, limit, max_objects, exif, split_objects)
-    _write(lambda tally: read_chat(file, images, tally, units=units), output, choice)
-
-
-def _choice(
-    geometry: Shape,
-    order: Sorting,
-    classes: str | None,
-    limit: int | None,
-    max_objects: int | None,
-    exif: Reference,
-    split_objects: Split,
-) -> RecordChoice:
-    from stage2_trainer.prepare.record_writer import RecordChoice
-
-    kept = None if classes is None else frozenset(name.strip() for name in classes.split(",") if name.strip())
-    if kept is not None and not kept:
-        raise refused("--classes", classes, "must name a category", "leave it out to keep all")
-    return RecordChoice(
-        geometry=geometry,
-        order=order,
-        classes=kept,
-        limit=limit,
-        max_objects=max_objects,
-        exif=exif,
-        split_objects=split_objects,
-    )
+    _write(lambda tally: read_chat(file, images, tally, units=units), output, records)
 
 
 def _require_folder(option: str, folder: Path) -> None:
@@ -247,11 +207,12 @@ def _require_folder(option: str, folder: Path) -> None:
         raise refused(option, str(folder), "must be a folder", "check the path")
 
 
-def _write(read: Callable[[Tally], AnnotatedSet], output: Path, choice: RecordChoice) -> None:
+def _write(read: Callable[[Tally], AnnotatedSet], output: Path, records: RecordOptions) -> None:
     """Write the records of a data set, and print a summary. Raises ConfigError."""
     from stage2_trainer.prepare.annotations import Tally
     from stage2_trainer.prepare.record_writer import NothingKept, check_new, write_records
 
+    choice = records.choice()
     check_new(output)
     tally = Tally()
     images = read(tally)
