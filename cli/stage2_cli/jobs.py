@@ -6,6 +6,7 @@ What is imported here is light: the command line itself stands on it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ import typer
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError
 from stage2_api.log_lines import one_line, print_error, without_colours
 from stage2_cli.cluster import JobError
+from stage2_cli.options import spread
 
 if TYPE_CHECKING:
     from stage2_cli.job import Job
@@ -38,12 +40,24 @@ def _names(context: typer.Context, incomplete: str) -> list[str]:
 Name = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.", autocompletion=_names)
 ]
-Namespace = Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig.")]
-User = Annotated[str | None, typer.Option("--as", help="User to impersonate.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines until the job ends.")]
+
+
+@dataclass(frozen=True)
+class Where:
+    """Options that say in which namespace of which cluster a job is, and who asks."""
+
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="The current one by default.")] = None
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None
+    user: Annotated[str | None, typer.Option("--as", help="User to impersonate.")] = None
+
+    def job(self, name: str) -> Job:
+        """Raises ConfigError for a name that no job can have."""
+        from stage2_cli.job import Job
+
+        return Job(name, **vars(self))
 
 
 @jobs.callback()
@@ -52,11 +66,10 @@ def job() -> None:
 
 
 @jobs.command()
+@spread
 def submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")],
-    namespace: Namespace = None,
-    context: Context = None,
-    user: User = None,
+    where: Where,
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1."),
@@ -65,15 +78,14 @@ def submit(
     """Check a job file, and create its job or apply what it changes."""
     from stage2_cli.job import Job
 
-    job = Job.from_file(file, namespace=namespace, context=context, user=user, changes=changes or [])
+    job = Job.from_file(file, **vars(where), changes=changes or [])
     typer.echo(f"{job.submit().name} submitted")
 
 
 @jobs.command("list")
+@spread
 def list_jobs(
-    namespace: Namespace = None,
-    context: Context = None,
-    user: User = None,
+    where: Where,
     all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="List those of all.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -88,7 +100,7 @@ def list_jobs(
             "phase": status.phase or "",
             "progress": status.progress or "",
         }
-        for job, status in Job.list(namespace=namespace, context=context, user=user, all_namespaces=all_namespaces)
+        for job, status in Job.list(**vars(where), all_namespaces=all_namespaces)
     ]
     if as_json:
         print_json(rows, indent=2)
@@ -97,13 +109,12 @@ def list_jobs(
 
 
 @jobs.command()
-def status(
-    job: Name, namespace: Namespace = None, context: Context = None, user: User = None, as_json: AsJson = False
-) -> None:
+@spread
+def status(job: Name, where: Where, as_json: AsJson = False) -> None:
     """Print a job's phase, progress and message, or its whole status (--json)."""
     from stage2_report.terminal import Terminal, print_json
 
-    found = _job(job, namespace, context, user).status()
+    found = where.job(job).status()
     if as_json:
         print_json(found.model_dump(mode="json", by_alias=True, exclude_none=True), indent=2)
         return
@@ -114,24 +125,22 @@ def status(
 
 
 @jobs.command()
-def explain(
-    job: Name, namespace: Namespace = None, context: Context = None, user: User = None, as_json: AsJson = False
-) -> None:
+@spread
+def explain(job: Name, where: Where, as_json: AsJson = False) -> None:
     """Explain why a job is not training and which field to change; exit code 1 if it is not training."""
-    found = _job(job, namespace, context, user).read()
+    found = where.job(job).read()
     from stage2_cli.explain import show
 
     raise typer.Exit(show(found, as_json=as_json))
 
 
 @jobs.command()
-def events(
-    job: Name, namespace: Namespace = None, context: Context = None, user: User = None, as_json: AsJson = False
-) -> None:
+@spread
+def events(job: Name, where: Where, as_json: AsJson = False) -> None:
     """Print what the controller reported about a job in the last hour."""
     from stage2_report.terminal import print_json
 
-    found = _job(job, namespace, context, user).events()
+    found = where.job(job).events()
     if as_json:
         print_json([vars(event) for event in found], indent=2)
     else:
@@ -140,68 +149,57 @@ def events(
 
 
 @jobs.command("logs")
-def job_logs(
-    job: Name,
-    namespace: Namespace = None,
-    context: Context = None,
-    user: User = None,
-    servers: Servers = False,
-    follow: Follow = False,
-) -> None:
+@spread
+def job_logs(job: Name, where: Where, servers: Servers = False, follow: Follow = False) -> None:
     """Print the log of a job's learner, or of its servers."""
-    print_lines(_job(job, namespace, context, user).logs(servers=servers, follow=follow))
+    print_lines(where.job(job).logs(servers=servers, follow=follow))
 
 
 @jobs.command()
+@spread
 def wait(
     job: Name,
-    namespace: Namespace = None,
-    context: Context = None,
-    user: User = None,
+    where: Where,
     timeout: Annotated[float | None, typer.Option(metavar="SECONDS", min=0, help="Exit with 75 then.")] = None,
 ) -> None:
     """Wait until a job has succeeded; exit code 1 if it fails."""
     try:
-        _job(job, namespace, context, user).wait(timeout)
+        where.job(job).wait(timeout)
     except TimeoutError as error:
         print_error(f"{error}")
         raise typer.Exit(EXIT_RETRYABLE) from None
 
 
 @jobs.command()
-def suspend(job: Name, namespace: Namespace = None, context: Context = None, user: User = None) -> None:
+@spread
+def suspend(job: Name, where: Where) -> None:
     """Remove a job's pods; it keeps its checkpoints."""
-    _job(job, namespace, context, user).suspend()
+    where.job(job).suspend()
 
 
 @jobs.command()
-def resume(job: Name, namespace: Namespace = None, context: Context = None, user: User = None) -> None:
+@spread
+def resume(job: Name, where: Where) -> None:
     """Run a suspended job again, from its last checkpoint."""
-    _job(job, namespace, context, user).resume()
+    where.job(job).resume()
 
 
 @jobs.command()
-def delete(job: Name, namespace: Namespace = None, context: Context = None, user: User = None) -> None:
+@spread
+def delete(job: Name, where: Where) -> None:
     """Delete a job, and in the background its pods."""
-    _job(job, namespace, context, user).delete()
+    where.job(job).delete()
 
 
 @jobs.command()
+@spread
 def report(
     job: Name,
-    namespace: Namespace = None,
-    context: Context = None,
-    user: User = None,
+    where: Where,
     html: Annotated[Path | None, typer.Option(metavar="OUT.html", help="Write one page with curves.")] = None,
 ) -> None:
     """Print a job's steps and evaluations as tables, from the learner's logs so far."""
-    _job(job, namespace, context, user).report(html)
-
-
-def _job(name: str, namespace: str | None, context: str | None, user: str | None) -> Job:
-    from stage2_cli.job import Job
-
-    return Job(name, namespace, context, user)
+    where.job(job).report(html)
 
 
 def _print_rows(columns: list[str], rows: list[list[str]]) -> None:
