@@ -8,9 +8,9 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -20,6 +20,7 @@ from stage2_api.log_lines import print_error
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
 from stage2_cli.length_curve import ONE_LENGTH, Lengths
+from stage2_cli.requests import EvaluationRequest
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.checks.preflight import checked_records
 from stage2_trainer.checks.supported import check_supported
@@ -27,11 +28,10 @@ from stage2_trainer.data.model_files import with_local_model
 from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.data.records import Record, RecordRules, load_records, units_by
 from stage2_trainer.matching.closing import LONGER
-from stage2_trainer.matching.ground_truth import Unit
 from stage2_trainer.model.checkpoints import flaw_of
 from stage2_trainer.process.activity import ACTIVITY, LIBRARIES
 from stage2_trainer.scores.advice import advice, summary
-from stage2_trainer.scores.answer_file import AS_RECOGNISED, Answered, Form, Reading, read_rollouts
+from stage2_trainer.scores.answer_file import Answered, Form, Reading, read_rollouts
 from stage2_trainer.scores.answer_scores import (
     COORDINATE_SCORES,
     EQUAL_SCORES,
@@ -69,50 +69,46 @@ SMALL_SET = 5000  # images; fewer bias AP
 WITHOUT = ("AP", "f1@0.5", "f1_class@0.5")
 
 
-@dataclass(frozen=True)
-class EvaluationRequest:
-    """The options of the command line.
+def evaluate_request(request: EvaluationRequest) -> int:
+    """Score answers in files, or those of checkpoints, and print the figures; return the exit code.
 
-    names: how a description becomes a class. units: of plain numbers, if the records do not state them. against: number
-    of the set with which the others are compared. limit: number of records to read; None means all. labels: names of
-    the sets of rollouts; by default their files. reading: how the answers in files are read. lengths: the biases under
-    which a checkpoint answers.
+    Raises ConfigError.
     """
-
-    rollouts: Sequence[str]
-    records: Path
-    names: str = "exact"
-    units: Unit | None = None
-    answered_only: bool = False
-    missing: Literal["refuse", "count-as-empty"] = "refuse"
-    against: int = 1
-    resamples: int = 0
-    seed: int = 0
-    as_json: bool = False
-    limit: int | None = None
-    labels: Sequence[str] = ()
-    reading: Reading = AS_RECOGNISED
-    lengths: Lengths = ONE_LENGTH
+    require_one_kind(request)
+    if request.longer is not None and request.config is None:
+        raise refused("--longer", request.longer, "a checkpoint must answer under it", "give CONFIG --checkpoint DIR")
+    lengths = Lengths.from_options(request.longer, request.objects_per_image, request.picture)
+    if request.config is None:
+        return evaluate_rollouts(request, lengths)
+    return evaluate_checkpoints(request.config, request, lengths)
 
 
-def evaluate_rollouts(request: EvaluationRequest) -> int:
-    """Score the files and print the figures; return 0. Raises ConfigError."""
+def evaluate_rollouts(
+    request: EvaluationRequest, lengths: Lengths = ONE_LENGTH, *, labels: Sequence[str] = (), limit: int | None = None
+) -> int:
+    """Score the files and print the figures; return 0. Raises ConfigError.
+
+    lengths: the biases under which a checkpoint wrote the files. labels: names of the files, by default their own.
+    limit: number of records to read; None means all.
+    """
+    rollouts, path = request.rollouts or [], request.records or Path()
+    reading = Reading(request.answers, request.answer_units, request.annotations)
     rules = RecordRules(units=request.units, images_exist=False, image_roots=(os.sep,))  # no image is opened
-    with ACTIVITY.doing(f"reading {request.records}"):
-        records = load_records(request.records, request.limit, rules=rules)
-    places = places_in(request.records)[: len(records)]
-    files = [Rollouts.from_name(name) for name in request.rollouts]
-    answered = [read_rollouts(one, records, places, request.reading) for one in files]
+    with ACTIVITY.doing(f"reading {path}"):
+        records = load_records(path, limit, rules=rules)
+    places = places_in(path)[: len(records)]
+    files = [Rollouts.from_name(name) for name in rollouts]
+    answered = [read_rollouts(one, records, places, reading) for one in files]
     kept = _kept([record.sample_id for record in records], answered, only=request.answered_only)
     if request.missing == "refuse":
-        _require_answers(request.rollouts, answered, {records[i].sample_id for i in kept})
+        _require_answers(rollouts, answered, {records[i].sample_id for i in kept})
     naming = NAMINGS[request.names]
     sets = [
         AnswerScores.from_images(scored_images([records[i] for i in kept], [one.answers[i] for i in kept], naming))
         for one in answered
     ]
     draws = bootstrap_weights(len(kept), draws=request.resamples, seed=request.seed) if request.resamples else None
-    labels = request.labels or request.rollouts
+    labels = labels or rollouts
     documents = [
         {"rollouts": name, **_document_of(one, scores.document(draws))}
         for name, one, scores in zip(labels, answered, sets, strict=True)
@@ -127,7 +123,6 @@ def evaluate_rollouts(request: EvaluationRequest) -> int:
         for place, found in compared.items():
             if "coco" in (answered[request.against - 1].form, answered[place].form):
                 compared[place] = {name: one for name, one in found.items() if name not in SHARES_OF_IMAGES}
-    lengths = request.lengths
     if len(lengths.nats) > 1:
         lengths.draw(documents)
     if request.as_json:
@@ -159,14 +154,17 @@ def _notes(one: Answered, lacking: int) -> list[str]:
     return [*notes, f"{counted(lacking, 'record')} without an answer, counted as empty"] if lacking else notes
 
 
-def require_one_kind(
-    config: Path | None, checkpoints: Sequence[Path] | None, rollouts: Sequence[str] | None, records: Path | None
-) -> None:
+def require_one_kind(request: EvaluationRequest) -> None:
     """Raise ConfigError unless the options are a configuration with checkpoints, or rollouts with records.
 
     A configuration may have other records than its own.
     """
-    given = {"CONFIG": config, "--checkpoint": checkpoints, "--rollouts": rollouts, "--records": records}
+    given = {
+        "CONFIG": request.config,
+        "--checkpoint": request.checkpoint,
+        "--rollouts": request.rollouts,
+        "--records": request.records,
+    }
     there = [name for name, value in given.items() if value]
     if there in (["CONFIG", "--checkpoint"], ["CONFIG", "--checkpoint", "--records"], ["--rollouts", "--records"]):
         return
@@ -175,15 +173,15 @@ def require_one_kind(
     raise refused("stage2 evaluate", " ".join(there) or None, rule, way_out)
 
 
-def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: EvaluationRequest) -> int:
+def evaluate_checkpoints(path: Path, request: EvaluationRequest, lengths: Lengths = ONE_LENGTH) -> int:
     """Answer the held-out records with each checkpoint, score the answers and print the figures.
 
     path: the configuration, which names the records unless the request does. Returns 0, or 75 where servers were lost.
     Raises ConfigError.
     """
-    lengths = request.lengths
+    checkpoints = request.checkpoint or []
     lengths.require_one(checkpoints)
-    config = _config(path, request)
+    config = _config(path, request.records, lengths)
     _check(config, checkpoints)
     _check_drafts(config, lengths)
     with tempfile.TemporaryDirectory(prefix="stage2-evaluate-") as folder:
@@ -201,23 +199,20 @@ def evaluate_checkpoints(path: Path, checkpoints: Sequence[Path], request: Evalu
             print_error(str(error))
             return EXIT_RETRYABLE
         custom = config.custom
-        return evaluate_rollouts(
-            replace(
-                request,
-                rollouts=[f"{output}@{number}" for number in range(len(checkpoints) * len(lengths.nats))],
-                records=Path(custom.val_jsonl or ""),
-                units=units_by(custom.coord_tokens.skip_bbox_norm),
-                limit=custom.val_sample_limit,
-                labels=lengths.labels(checkpoints),
-            )
+        answered = replace(
+            request,
+            rollouts=[f"{output}@{number}" for number in range(len(checkpoints) * len(lengths.nats))],
+            records=Path(custom.val_jsonl or ""),
+            units=units_by(custom.coord_tokens.skip_bbox_norm),
         )
+        return evaluate_rollouts(answered, lengths, labels=lengths.labels(checkpoints), limit=custom.val_sample_limit)
 
 
-def _config(path: Path, request: EvaluationRequest) -> RunConfig:
-    """Return the configuration, with the request's records; vLLM in this process makes no drafts beside a bias."""
-    changes = [f"custom.val_jsonl={request.records}", "custom.val_sample_limit=null"] if request.records.name else []
+def _config(path: Path, records: Path | None, lengths: Lengths) -> RunConfig:
+    """Return the configuration, with other records if given; vLLM in this process makes no drafts beside a bias."""
+    changes = [f"custom.val_jsonl={records}", "custom.val_sample_limit=null"] if records else []
     config = load_config(path, changes)
-    if not any(request.lengths.nats) or config.rollout_matching.uses_servers:
+    if not any(lengths.nats) or config.rollout_matching.uses_servers:
         return config
     return load_config(path, [*changes, f"{SPECULATION}=none"])
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError, Problem, refused
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import load_config
+from stage2_cli.requests import InspectionRequest
 from stage2_report.inspection import Inspection, document, show
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.files import check_file, read_named
@@ -36,21 +37,6 @@ _WAY_OUT = (
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of the command line; None where one is missing."""
-
-    config: Path | None = None
-    sample: int | None = None
-    record: Path | None = None
-    line: int | None = None
-    tokenizer: Path | None = None
-    response_ids: Path | None = None
-    response_file: Path | None = None
-    as_json: bool = False
-    picture: Path | None = None
-
-
-@dataclass(frozen=True)
 class Spelling:
     """A model's vocabulary, and the ids before which an answer is cut."""
 
@@ -58,7 +44,7 @@ class Spelling:
     vision_ids: frozenset[int]
 
 
-def inspect_sample(request: Request) -> int:
+def inspect_sample(request: InspectionRequest) -> int:
     """Show what one sample is trained on.
 
     Returns 0, or EXIT_RETRYABLE if the server failed. Raises ConfigError.
@@ -85,7 +71,7 @@ def inspect_sample(request: Request) -> int:
     return os.EX_OK
 
 
-def _check(request: Request) -> None:
+def _check(request: InspectionRequest) -> None:
     """Raise ConfigError for options that contradict each other."""
     rules = [
         (request.response_ids and request.response_file, "--response-file", "excludes --response-ids"),
@@ -105,7 +91,7 @@ def _required(config: RunConfig | None, *, instead: str) -> RunConfig:
     return config
 
 
-def _record(request: Request, config: RunConfig | None) -> Record:
+def _record(request: InspectionRequest, config: RunConfig | None) -> Record:
     """Return the record as the learner reads it; its images need not exist. Raises ConfigError."""
     rules = AS_DECLARED
     if config:
@@ -121,7 +107,7 @@ def _record(request: Request, config: RunConfig | None) -> Record:
     )
 
 
-def _model(request: Request, config: RunConfig | None) -> tuple[Path, str]:
+def _model(request: InspectionRequest, config: RunConfig | None) -> tuple[Path, str]:
     """Return the folder of the tokenizer, and the option or key that names it."""
     if request.tokenizer:
         return request.tokenizer, "--tokenizer"
@@ -137,7 +123,7 @@ def read_spelling(folder: Path, *, option: str) -> Spelling:
 
 
 def _target(
-    request: Request, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
+    request: InspectionRequest, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
 ) -> tuple[MatchedTarget, str | None]:
     """Return what is trained on, and the origin of the answer, None in stage 1. Raises ConfigError."""
     if config and config.is_supervised:
@@ -151,7 +137,7 @@ def _target(
 
 
 def _answer(
-    request: Request, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
+    request: InspectionRequest, config: RunConfig | None, record: Record, model: Path, spelling: Spelling
 ) -> tuple[list[int], str]:
     """Return the answer's token ids and their origin."""
     if request.response_ids:
@@ -239,24 +225,24 @@ def read_text(path: Path, option: str) -> str:
         raise refused(option, str(path), f"must be UTF-8 ({error})", "save it as UTF-8") from error
 
 
-def inspect_rewards(config: Path | None, *, sample: int | None, answer: Path | None, as_json: bool) -> int:
+def inspect_rewards(request: InspectionRequest) -> int:
     """Print the rewards of an answer to a training record, and their weighted sum; return 0. Raises ConfigError."""
     from stage2_trainer.grpo import task
     from stage2_trainer.grpo.loaded_rewards import load_rewards
     from stage2_trainer.grpo.rewards import Sample
 
-    run = load_config(_required_file(config, "CONFIG"))
+    run = load_config(_required_file(request.config, "CONFIG"))
     if run.rlhf is None:
         raise refused("rlhf", None, "only GRPO runs have rewards", "give the configuration of one")
-    custom, number = run.custom, sample or 0
+    custom, number = run.custom, request.sample or 0
     rules = task.record_rules(run).without_images()
     record = load_record(custom.train_jsonl, number, limit=custom.train_sample_limit, rules=rules, named="--sample")
     rewards = load_rewards(run.rlhf.reward_funcs, run.rlhf.resolved_weights, files=run.rlhf.reward_files or {})
-    text = read_text(_required_file(answer, "--response-file"), "--response-file")
+    text = read_text(_required_file(request.response_file, "--response-file"), "--response-file")
     answered = Sample(text, record, task.Task.from_config(run).contract)
     scores = [reward(answered) for reward in rewards]
     total = sum(reward.weight * score for reward, score in zip(rewards, scores, strict=True))
-    if as_json:
+    if request.as_json:
         by_name = {reward.name: score for reward, score in zip(rewards, scores, strict=True)}
         print_json({"sample": number, "rewards": by_name, "total": total})
     else:

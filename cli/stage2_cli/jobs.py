@@ -15,7 +15,7 @@ import typer
 from stage2_api.errors import EXIT_RETRYABLE, ConfigError
 from stage2_api.log_lines import one_line, print_error, without_colours
 from stage2_cli.cluster import JobError
-from stage2_cli.options import spread
+from stage2_cli.options import AsJson, Changes, Follow, JobFile, Servers, spread
 
 if TYPE_CHECKING:
     from stage2_cli.job import Job
@@ -40,9 +40,6 @@ def _names(context: typer.Context, incomplete: str) -> list[str]:
 Name = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of a RolloutMatchingJob in the cluster.", autocompletion=_names)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines until the job ends.")]
 
 
 @dataclass(frozen=True)
@@ -67,14 +64,7 @@ def job() -> None:
 
 @jobs.command()
 @spread
-def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")],
-    where: Where,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1."),
-    ] = None,
-) -> None:
+def submit(file: JobFile, where: Where, changes: Changes = None) -> None:
     """Check a job file, and create its job or apply what it changes."""
     from stage2_cli.job import Job
 

@@ -13,7 +13,9 @@ from stage2_api.errors import EXIT_CONFIG, EXIT_RETRYABLE, EXIT_UNAVAILABLE, Con
 from stage2_api.log_lines import escape_errors, print_error
 from stage2_cli.cluster import JobError
 from stage2_cli.imports import imports
-from stage2_cli.jobs import AsJson, Follow, Servers, jobs, print_lines
+from stage2_cli.jobs import jobs, print_lines
+from stage2_cli.options import AsJson, Changes, Follow, JobFile, Servers, spread
+from stage2_cli.requests import EvaluationRequest, InspectionRequest, ProjectOptions
 from stage2_trainer.process.activity import ACTIVITY
 
 FIRST_LINE_S = 3.0
@@ -23,28 +25,14 @@ app = typer.Typer(name="stage2", no_args_is_help=True, pretty_exceptions_enable=
 app.add_typer(imports, name="import")
 app.add_typer(jobs, name="job")
 
-JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A training YAML, or a job file.")]
-OptionalConfig = Annotated[
-    Path | None, typer.Argument(metavar="[CONFIG]", help="A training YAML, or a job file.", show_default=False)
-]
 Mapped = Annotated[
     list[str] | None, typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers.")
-]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1.")
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
 ]
 Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast server on the CPU, for trials.")]
-Units = Annotated[
-    Literal["bins", "pixels"] | None, typer.Option(help="Unit of plain numbers if the records do not state it.")
-]
-AnnotationUnits = Annotated[
-    Literal["pixels", "shares", "thousandths"] | None,
-    typer.Option("--units", help="Units of the annotations, where the form does not name them: see `import`."),
-]
 Longer = Annotated[
     float | None,
     typer.Option(
@@ -136,56 +124,29 @@ def prepare(
 
 
 @app.command()
-def init(
-    data: Annotated[
-        Path, typer.Option(metavar="FOLDER_OR_FILE", help="A data file, or annotations that `stage2 import` reads.")
-    ],
-    model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")],
-    val_data: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Held-out data file; without it, a share is held out.")
-    ] = None,
-    images: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of their data file.")
-    ] = None,
-    gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
-    annotation_units: AnnotationUnits = None,
-) -> None:
+@spread
+def init(project: ProjectOptions, output: Annotated[Path, typer.Option(metavar="DIR", help="The new folder.")]) -> None:
     """Create a project folder from data: records, prepared model, a job file for each stage, a README."""
     from stage2_cli.init import init_project
-    from stage2_trainer.prepare.project_request import ProjectRequest
 
-    request = ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))
-    raise typer.Exit(init_project(request, annotation_units))
+    raise typer.Exit(init_project(project.project(output), project.annotation_units))
 
 
 @app.command()
-def train(  # noqa: PLR0913 - one parameter for each option
-    data: Annotated[
-        Path, typer.Option(metavar="FOLDER_OR_FILE", help="A data file, or annotations that `stage2 import` reads.")
-    ],
-    model: Annotated[str, typer.Option(metavar="MODEL", help="A Qwen3-VL: a folder, or its name on a hub.")],
-    gpus: Annotated[int, typer.Option(help="GPUs of the machine; 0 trains a tiny model on its CPU.")] = 4,
+@spread
+def train(
+    project: ProjectOptions,
     output: Annotated[Path, typer.Option(metavar="DIR", help="The project's folder, as `init` creates it.")] = Path(
         "out/train"
     ),
-    val_data: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help="Held-out data file; without it, a share is held out.")
-    ] = None,
-    images: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Folder of images, if not that of the data.")
-    ] = None,
-    annotation_units: AnnotationUnits = None,
     changes: Changes = None,
 ) -> None:
     """Train both stages on this machine: import, init, run, export, report and infer, each printed as a command."""
     from stage2_cli.train import train as run_steps
     from stage2_trainer.checks.packages import require
-    from stage2_trainer.prepare.project_request import ProjectRequest
 
     require("trainer")
-    request = ProjectRequest(data, val_data, model, gpus, output, tuple(images or ()))
-    raise typer.Exit(run_steps(request, changes or [], annotation_units))
+    raise typer.Exit(run_steps(project.project(output), changes or [], project.annotation_units))
 
 
 @app.command()
@@ -368,92 +329,12 @@ def wait(config: ConfigFile) -> None:
 
 
 @app.command()
-def evaluate(  # noqa: PLR0913 - one parameter for each option
-    config: OptionalConfig = None,
-    checkpoint: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="DIR", help="Checkpoint that answers the held-out records of CONFIG; may be repeated, to compare."
-        ),
-    ] = None,
-    rollouts: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FILE[@STEP]", help="Answers, JSON lines; may be repeated, to compare."),
-    ] = None,
-    records: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Data file of the records; replaces that of CONFIG."),
-    ] = None,
-    names: Annotated[
-        Literal["exact", "normalised"], typer.Option(help="Classes: descriptions as they are, or normalised.")
-    ] = "exact",
-    units: Units = None,
-    answers: Annotated[
-        Literal["auto", "stage2", "qwen", "coco"],
-        typer.Option(
-            help="Form of --rollouts: coordinate tokens (stage2), JSON with plain numbers (qwen), or COCO's results."
-        ),
-    ] = "auto",
-    answer_units: Annotated[
-        Literal["bins", "pixels"] | None,
-        typer.Option(help="Unit of plain numbers in answers: bins from 0 to 1000, or pixels of the image."),
-    ] = None,
-    annotations: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="COCO's annotation file, which names the categories of results.")
-    ] = None,
-    answered_only: Annotated[
-        bool, typer.Option("--answered-only", help="Leave out records that are not answered in all files.")
-    ] = False,
-    missing: Annotated[
-        Literal["refuse", "count-as-empty"], typer.Option(help="What to do with other records that lack an answer.")
-    ] = "refuse",
-    resamples: Annotated[
-        int, typer.Option(min=0, help="Resamples of the bootstrap over images; 0: no intervals.")
-    ] = 500,
-    against: Annotated[int, typer.Option(min=1, help="Number of the set that the others are compared with.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    longer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NATS[,NATS...]",
-            help="Biases against closing the list, for checkpoints; of several values the best is named.",
-        ),
-    ] = None,
-    objects_per_image: Annotated[
-        float | None, typer.Option(min=0, help="Best is the --longer whose answers have about so many objects.")
-    ] = None,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="OUT.png", help="Draw precision and recall over --longer.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@spread
+def evaluate(request: EvaluationRequest) -> None:
     """Score answers, or checkpoints: COCO's AP and AR, F1 with and without class, duplicates."""
-    from stage2_cli.evaluate import EvaluationRequest, evaluate_rollouts, require_one_kind
-    from stage2_cli.length_curve import Lengths
-    from stage2_trainer.scores.answer_file import Reading
+    from stage2_cli.evaluate import evaluate_request
 
-    require_one_kind(config, checkpoint, rollouts, records)
-    if longer is not None and config is None:
-        raise refused("--longer", longer, "a checkpoint must answer under it", "give CONFIG --checkpoint DIR")
-    request = EvaluationRequest(
-        rollouts or [],
-        records or Path(),
-        names,
-        units,
-        answered_only,
-        missing,
-        against,
-        resamples,
-        seed,
-        as_json,
-        reading=Reading(answers, answer_units, annotations),
-        lengths=Lengths.from_options(longer, objects_per_image, picture),
-    )
-    if config is None:
-        raise typer.Exit(evaluate_rollouts(request))
-    from stage2_cli.evaluate import evaluate_checkpoints
-
-    raise typer.Exit(evaluate_checkpoints(config, checkpoint or [], request))
+    raise typer.Exit(evaluate_request(request))
 
 
 @app.command()
@@ -574,29 +455,12 @@ def replay(
 
 
 @app.command()
-def inspect(  # noqa: PLR0913 - one parameter for each option
-    config: OptionalConfig = None,
-    sample: Annotated[int | None, typer.Option(metavar="N", help="Training record of CONFIG, from 0.")] = None,
-    record: Annotated[Path | None, typer.Option(metavar="FILE", help="Read records from this JSONL instead.")] = None,
-    line: Annotated[int | None, typer.Option(metavar="N", help="Record of --record, from 0.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(metavar="DIR", help="Model folder instead of CONFIG's.")] = None,
-    response_ids: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Answer as a JSON list of token ids; asks no server.")
-    ] = None,
-    response_file: Annotated[Path | None, typer.Option(metavar="FILE", help="Answer as text; asks no server.")] = None,
-    as_json: AsJson = False,
-    picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw ground truth and answer.")] = None,
-    rewards: Annotated[bool, typer.Option("--rewards", help="Score the answer with a GRPO run's rewards.")] = False,
-) -> None:
+@spread
+def inspect(request: InspectionRequest) -> None:
     """Show one sample's E-step: the answer, its matches, and the supervision of each token."""
-    if rewards:
-        from stage2_cli.inspect_sample import inspect_rewards
+    from stage2_cli.inspect_sample import inspect_rewards, inspect_sample
 
-        raise typer.Exit(inspect_rewards(config, sample=sample, answer=response_file, as_json=as_json))
-    from stage2_cli.inspect_sample import Request, inspect_sample
-
-    request = Request(config, sample, record, line, tokenizer, response_ids, response_file, as_json, picture)
-    raise typer.Exit(inspect_sample(request))
+    raise typer.Exit(inspect_rewards(request) if request.rewards else inspect_sample(request))
 
 
 def main() -> None:

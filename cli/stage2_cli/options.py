@@ -1,4 +1,4 @@
-"""Options that several commands share: a dataclass declares them once, and a command takes it as one parameter."""
+"""Options that several commands share, and commands that take the options of a dataclass as one parameter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import inspect
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1.")
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines until the job ends.")]
+JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")]
+Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.evaluate import EvaluationRequest, evaluate_checkpoints, evaluate_rollouts, require_one_kind
+from stage2_cli.evaluate import evaluate_checkpoints, evaluate_rollouts, require_one_kind
 from stage2_cli.length_curve import Lengths
+from stage2_cli.requests import EvaluationRequest
 from stage2_trainer.data.object_order import ObjectOrder
 from stage2_trainer.matching import serialize_objects
 from stage2_trainer.scores.advice import advice, summary
@@ -35,7 +36,7 @@ RECORD = {"images": ["data:image/png;base64,AAAA"], "width": 8, "height": 9, "ob
 )
 def test_exactly_one_source_of_answers_is_required(given, shown):
     with pytest.raises(ConfigError, match=shown):
-        require_one_kind(*given)
+        require_one_kind(EvaluationRequest(*given))
 
 
 @pytest.mark.parametrize(("run", "shown"), [(MATCHING, "custom.val_jsonl"), (merge_patch(GOOD, {}), "rlhf")])
@@ -45,7 +46,7 @@ def test_run_without_held_out_records_is_refused(tmp_path, run, shown):
     (checkpoint / "trainer_state.json").write_text("{}")
     config = run_over(tmp_path, run, RECORD)
     with pytest.raises(ConfigError, match=shown):
-        evaluate_checkpoints(tmp_path / config, [checkpoint], EvaluationRequest([], Path()))
+        evaluate_checkpoints(tmp_path / config, EvaluationRequest(checkpoint=[checkpoint]))
 
 
 def test_invalid_checkpoint_is_refused_before_torch_is_imported(tmp_path):
@@ -79,7 +80,7 @@ def test_answers_are_scored_without_access_to_images(files, monkeypatch):
     moved = [json.loads(line) | {"images": [f"/elsewhere/{place}.jpg"]} for place, line in enumerate(lines)]
     (files / "data.jsonl").write_text("\n".join(map(json.dumps, moved)))
     (files / "good.jsonl").write_text((files / "good.jsonl").read_text().replace('"image": "', '"image": "/elsewhere/'))
-    assert evaluate_rollouts(EvaluationRequest([str(files / "good.jsonl")], files / "data.jsonl")) == 0
+    assert evaluate_rollouts(EvaluationRequest(rollouts=[str(files / "good.jsonl")], records=files / "data.jsonl")) == 0
 
 
 def test_single_rollout_file_is_scored_without_heavy_imports(files):
@@ -294,8 +295,9 @@ def lengthened(files):
 def curve(folder, capsys, lengths, **options):
     rollouts = [str(folder / f"{nats:g}.jsonl") for nats in lengths.nats]
     labels = lengths.labels([folder / "checkpoint-2"])
-    request = EvaluationRequest(rollouts, folder / "data.jsonl", lengths=lengths, labels=labels, **options)
-    assert evaluate_rollouts(request) == 0
+    options = {"resamples": 0, **options}
+    request = EvaluationRequest(rollouts=rollouts, records=folder / "data.jsonl", **options)
+    assert evaluate_rollouts(request, lengths, labels=labels) == 0
     return capsys.readouterr().out
 
 
@@ -373,6 +375,6 @@ def test_bias_option_is_refused_with_speculative_servers(tmp_path, drafts):
     (checkpoint / "trainer_state.json").write_text("{}")
     drafting = {"extra": {"rollout_matching": {"vllm": {"speculation": drafts}}}, "val_jsonl": "train.jsonl"}
     config = run_over(tmp_path, merge_patch(MATCHING, {"custom": drafting}), RECORD)
-    request = EvaluationRequest([], Path(), lengths=Lengths((1.0,)))
+    request = EvaluationRequest(checkpoint=[checkpoint])
     with pytest.raises(ConfigError, match=rf"speculation: '{drafts}'; must be none for --longer"):
-        evaluate_checkpoints(tmp_path / config, [checkpoint], request)
+        evaluate_checkpoints(tmp_path / config, request, Lengths((1.0,)))

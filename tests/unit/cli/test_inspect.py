@@ -13,8 +13,9 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from stage2_api.errors import ConfigError
-from stage2_cli.inspect_sample import Request, inspect_sample, read_ids
+from stage2_cli.inspect_sample import inspect_sample, read_ids
 from stage2_cli.main import app
+from stage2_cli.requests import InspectionRequest
 from stage2_trainer.matching import serialize_objects
 from tests.unit.api.grpo_configs import GOOD
 from tests.unit.api.wrong_jobs import merge_patch
@@ -82,7 +83,9 @@ def offline(folder, answer, **options):
     path = folder / "answer.txt"
     path.write_text(answer, encoding="utf-8")
     records = write_records(folder)
-    return Request(**{"record": records, "line": 1, "tokenizer": TINY_MODEL, "response_file": path, **options})
+    return InspectionRequest(
+        **{"record": records, "line": 1, "tokenizer": TINY_MODEL, "response_file": path, **options}
+    )
 
 
 def written_config(folder, *, train_sample_limit=None, **matching):
@@ -140,7 +143,7 @@ def test_record_and_tokenizer_options_override_config(tmp_path, capsys):
 def stage_1(tmp_path):
     config = written_config(tmp_path)
     config.write_text(yaml.safe_dump(merge_patch(yaml.safe_load(config.read_text()), SFT)))
-    return Request(config=config, sample=1)
+    return InspectionRequest(config=config, sample=1)
 
 
 def test_stage_1_sample_is_shown_with_its_ground_truth(tmp_path, capsys, stage_1):

@@ -11,7 +11,8 @@ from PIL import Image
 
 from stage2_api.errors import ConfigError
 from stage2_cli.config_files import load_config
-from stage2_cli.inspect_sample import Request, inspect_sample
+from stage2_cli.inspect_sample import inspect_sample
+from stage2_cli.requests import InspectionRequest
 from stage2_cli.validate import validate_files
 from stage2_trainer.checks.preflight import checked_records
 from tests.unit.api.grpo_configs import GOOD
@@ -100,7 +101,7 @@ def inspected(config: Path, capsys: pytest.CaptureFixture[str]) -> list[list[int
     answer = config.with_name("answer.txt")
     answer.write_text("{}")
     try:
-        inspect_sample(Request(config=config, sample=0, response_file=answer, as_json=True))
+        inspect_sample(InspectionRequest(config=config, sample=0, response_file=answer, as_json=True))
     except ConfigError:
         return WRONG
     return [found["bins"] for found in json.loads(capsys.readouterr().out)["ground_truth"]]
