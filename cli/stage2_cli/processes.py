@@ -100,12 +100,12 @@ class LocalProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    def tail(self, lines: int = 20) -> str:
-        """Return the last lines of its log."""
+    def tail(self) -> str:
+        """Return the last 20 lines of its log."""
         if not self.log.exists():
             return ""
         with self.log.open(encoding="utf-8", errors="replace") as text:
-            return "".join(deque(text, maxlen=lines))
+            return "".join(deque(text, maxlen=20))
 
 
 _FIRST_GROUP_PORT = 21216

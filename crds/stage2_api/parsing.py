@@ -26,32 +26,27 @@ _RULES: tuple[Rule[RolloutMatchingJob], ...] = (
 )
 
 
-def parse_run_config(raw: Mapping[str, Any], *, root: str = "") -> RunConfig:
+def parse_run_config(raw: Mapping[str, Any]) -> RunConfig:
     """Return the training configuration that `raw` describes.
-
-    root: path of `raw` in its file, put before the paths of problems (`spec.config`).
-
-    Raises:
-        ConfigError: with every problem, not only the first.
-    """
-    require_shallow(raw, root=root)
-    config = validate(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES], root=root)
-    if config.rlhf is not None and (problems := batch_problems(config, 1, root=f"{root}." if root else "")):
-        raise ConfigError(problems)
-    return config
-
-
-def parse_job(raw: Mapping[str, Any], *, bounded: bool = True) -> RolloutMatchingJob:
-    """Return the job that an object of the API server or a file describes.
-
-    bounded: whether to check the size.
 
     Raises:
         ConfigError: with every problem, not only the first.
     """
     require_shallow(raw)
-    if bounded:
-        require_small(raw)
+    config = validate(RunConfig, raw, [*RUN_RULES, *STANDALONE_RULES])
+    if config.rlhf is not None and (problems := batch_problems(config, 1)):
+        raise ConfigError(problems)
+    return config
+
+
+def parse_job(raw: Mapping[str, Any]) -> RolloutMatchingJob:
+    """Return the job that an object of the API server or a file describes.
+
+    Raises:
+        ConfigError: with every problem, not only the first.
+    """
+    require_shallow(raw)
+    require_small(raw)
     return validate(RolloutMatchingJob, raw, _RULES)
 
 

@@ -99,8 +99,8 @@ BATCH_RULES: tuple[Rule[RunConfig], ...] = (
 """Rules of batches that hold for any number of learner processes; `batch_problems` has the others."""
 
 
-def batch_problems(config: RunConfig, world_size: int, *, root: str = "") -> list[Problem]:
-    """Return what does not fit in `world_size` learner processes; `root` stands before the paths."""
+def batch_problems(config: RunConfig, world_size: int) -> list[Problem]:
+    """Return what does not fit in `world_size` learner processes."""
     assert config.rlhf is not None, "a GRPO run"
     batches = config.grpo_batches(world_size)
     path = "rlhf.generation_batch_size" if config.rlhf.generation_batch_size else _PER_DEVICE
@@ -111,7 +111,7 @@ def batch_problems(config: RunConfig, world_size: int, *, root: str = "") -> lis
     }
     return [
         Problem(
-            f"{root}{path}",
+            path,
             batches.generation,
             f"must be a multiple of {name}, which is {divisor}",
             f"set it to {-(-batches.generation // divisor) * divisor}, or change {name.partition(' ')[0]}",

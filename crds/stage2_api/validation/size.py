@@ -20,9 +20,9 @@ _TEXTS = "put long texts into files of spec.volumes, and remove what the job doe
 _PARTS = "remove what the job does not need"
 
 
-def require_shallow(raw: Any, *, root: str = "") -> None:
-    """Raise ConfigError where mappings and lists are nested deeper than `DEEPEST` levels; root: the path of `raw`."""
-    level: list[tuple[str, Any]] = [(root, raw)]
+def require_shallow(raw: Any) -> None:
+    """Raise ConfigError where mappings and lists are nested deeper than `DEEPEST` levels."""
+    level: list[tuple[str, Any]] = [("", raw)]
     for depth in range(DEEPEST + 1):
         below = [child for path, value in level for child in _children(path, value, named=depth < SHOWN)]
         # Each value once: with YAML aliases a few lines may stand for more values than fit into memory.

@@ -92,6 +92,7 @@ def lifted(rules: Sequence[Rule[Any]], root: str, part: Callable[[Any], Any]) ->
     return tuple(map(about_whole, rules))
 
 
+_DESCRIBED = 100  # wrong places
 _ROUNDS = 8  # repairs may reveal new errors: a section that was missing has required keys
 
 
@@ -135,7 +136,7 @@ def form_of(model: type[M], raw: Mapping[str, Any], *, root: str = "") -> tuple[
         except ValidationError as error:
             errors = error.errors(include_url=False, include_context=True)
         located = [(location(item["loc"], repaired), item) for item in errors]
-        new, unlisted = from_pydantic(model, located, root=root)
+        new, unlisted = from_pydantic(model, located, root)
         if unlisted:  # probably not a file for stage2
             raise ConfigError(new, unlisted=unlisted)
         known = [problem.path for problem in found]
@@ -201,18 +202,16 @@ def location(place: Sequence[int | str], raw: Any) -> Location:
     return tuple(kept)
 
 
-def from_pydantic(
-    model: type[BaseModel], located: Located, *, root: str = "", most: int = 100
-) -> tuple[list[Problem], int]:
-    """Return a problem for each of the first `most` wrong places, in the order of the file, and the number of the rest.
+def from_pydantic(model: type[BaseModel], located: Located, root: str) -> tuple[list[Problem], int]:
+    """Return a problem for each of the first wrong places, in the order of the file, and the number of the rest.
 
     Branches of a union count as one. Describing a problem is slow, because it searches all keys for a suggestion.
     """
     by_path: dict[str, list[tuple[Location, ErrorDetails]]] = {}
     for place, error in located:
         by_path.setdefault(key_paths.joined(root, key_paths.dotted(place)), []).append((place, error))
-    described = itertools.islice(by_path.items(), most)
-    return [_problem(model, path, errors, root) for path, errors in described], max(len(by_path) - most, 0)
+    described = itertools.islice(by_path.items(), _DESCRIBED)
+    return [_problem(model, path, errors, root) for path, errors in described], max(len(by_path) - _DESCRIBED, 0)
 
 
 def _problem(model: type[BaseModel], path: str, errors: Located, root: str) -> Problem:

@@ -272,8 +272,8 @@ def test_old_logprobs_are_needed_when_weights_change_within_round(patch: dict[st
 
 def test_generation_batch_not_divisible_by_world_size_is_reported() -> None:
     assert batch_problems(good(), 2) == []
-    (problem,) = batch_problems(good(), 7, root="x.")
-    assert (problem.path, problem.value) == ("x.rlhf.generation_batch_size", 48)
+    (problem,) = batch_problems(good(), 7)
+    assert (problem.path, problem.value) == ("rlhf.generation_batch_size", 48)
     assert "set it to 56" in problem.way_out
 
 

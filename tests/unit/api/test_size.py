@@ -34,8 +34,8 @@ def test_too_deeply_nested_template_is_refused_with_path(levels, by):
 
 def test_too_deeply_nested_config_is_refused_with_path():
     config = good_job()["spec"]["config"] | {"deepspeed": deep(2_000)}
-    with pytest.raises(ConfigError, match=r"^spec\.config\.deepspeed.*nested deeper"):
-        parse_run_config(config, root="spec.config")
+    with pytest.raises(ConfigError, match=r"^deepspeed.*nested deeper"):
+        parse_run_config(config)
 
 
 def test_nesting_limit_is_exact():
@@ -110,7 +110,6 @@ def test_job_accepted_before_size_limits_can_be_suspended_but_not_grow() -> None
     old, ended = job_with("x" * 2 * LARGEST), job_with("x" * 2 * LARGEST)
     ended["spec"]["suspend"] = True
     assert admitted(POLICY, ended, old) == ""
-    assert parse_job(ended, bounded=False).spec.suspend
     bounded_in_time = {**ended, "spec": {**ended["spec"], "activeDeadlineSeconds": 2**31 - 1}}
     assert admitted(POLICY, bounded_in_time, ended) == admitted(POLICY, old, bounded_in_time) == ""
     assert admitted(POLICY, job_with("y" * 2 * LARGEST), old) == ""

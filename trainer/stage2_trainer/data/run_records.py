@@ -102,9 +102,9 @@ def size_problem(where: str, record: Record, shown: Size) -> Problem:
     return Problem(f"{where} width, height", _as_text((record.width, record.height)), rule, way_out)
 
 
-def size_problems(path: Path | str, records: Sequence[Record], most: int = LOOKED_AT) -> list[Problem]:
-    """Compare at most `most` records, spread over the file, with the headers of their images."""
-    chosen = spread(records, most)
+def size_problems(path: Path | str, records: Sequence[Record]) -> list[Problem]:
+    """Compare at most `LOOKED_AT` records, spread over the file, with the headers of their images."""
+    chosen = spread(records, LOOKED_AT)
     compared: list[tuple[Record, Size | None]] = []
     comparing = ACTIVITY.doing(f"comparing the sizes in {path} with those of the images", len(chosen), "records")
     with comparing as doing, ThreadPoolExecutor(THREADS) as threads:

@@ -42,9 +42,9 @@ class Agreement:
     unlabelled: tuple[Named, ...]
 
     @classmethod
-    def of_answers(cls, labels: Sequence[Named], answers: Sequence[Sequence[Named]], least: int = AGREED) -> Agreement:
-        """Compare the labels of an image with the boxes that `least` of the answers have."""
-        boxes = list(agreed(answers, least))
+    def of_answers(cls, labels: Sequence[Named], answers: Sequence[Sequence[Named]]) -> Agreement:
+        """Compare the labels of an image with the boxes that `AGREED` of the answers have."""
+        boxes = list(agreed(answers, AGREED))
         overlap = _overlap(labels, boxes)
         found = int((overlap.max(axis=1, initial=0.0) >= SAME_IOU).sum())
         beside = overlap.max(axis=0, initial=0.0) < APART_IOU
@@ -85,13 +85,13 @@ class Estimate:
     share: tuple[float, float, float] | None
 
     @classmethod
-    def of_images(cls, images: Sequence[Agreement], *, seed: int = 0) -> Estimate:
+    def of_images(cls, images: Sequence[Agreement]) -> Estimate:
         """Add up what the answers to some images agree on."""
         counts = np.array([(one.labels, one.found, len(one.unlabelled)) for one in images]).reshape(-1, 3)
         labels, found, beside = (int(total) for total in counts.sum(axis=0))
         share = None
         if found:
-            draws = np.random.default_rng(seed).integers(len(images), size=(DRAWS, len(images)))
+            draws = np.random.default_rng(0).integers(len(images), size=(DRAWS, len(images)))
             low, high = np.nanquantile(_share(counts[draws].sum(axis=1)), (0.025, 0.975))
             share = (float(_share(counts.sum(axis=0))), float(low), float(high))
         return cls(len(images), labels, found, beside, share)
