@@ -91,7 +91,9 @@ class Learner:
                     self.runaway.note(samples, step=self.state.global_step)
                 if self.schedule.reports(window):
                     self.history.report(self.state, self.log.figures)
-                better = self.schedule.evaluates(window) and self.best.is_new(self.evaluate(), self.state)
+                better = False
+                if self.schedule.evaluates(window):
+                    better = self.best.is_new(self.evaluate(), self.state)
                 if better or self.schedule.saves(window):
                     self._save()
             self._end()
