@@ -6,15 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from stage2_api.errors import EXIT_CONFIG, ConfigError, counted, refused
 from stage2_cli.console import file_progress, show_config_error
+from stage2_cli.requests import DataRequest
 from stage2_cli.steps import ImportFailed, imported
 from stage2_cli.unlabelled import Examined, examine, write_labelled
 from stage2_report.inspection import KEY_OF_KIND
@@ -45,99 +45,62 @@ COLORS = ("#cf222e", "#0969da", "#1a7f37", "#8250df", "#bc4c00", "#bf3989", "#1b
 QUANTILES = {"median": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1.0}
 
 
-@dataclass(frozen=True)
-class Written:
-    """The files that `stage2 data` writes besides what it prints.
-
-    pictures: a page of records, or of the boxes without a label. ordered: the data file with objects in rows.
-    add_labels: the data file with the boxes without a label as further labels.
-    """
-
-    pictures: Path | None = None
-    ordered: Path | None = None
-    add_labels: Path | None = None
-
-    def check(self, path: Path, *, unlabelled_by: str | None) -> None:
-        """Raise ConfigError unless these files can be written for a data file."""
-        if self.pictures is not None:
-            check_new_file("--pictures", self.pictures)
-        if self.ordered is not None:
-            _check_beside("--sorted", path, self.ordered)
-        if self.add_labels is None:
-            return
-        if unlabelled_by is None:
-            rule = "needs a model that finds objects without a label"
-            raise refused("--add-labels", str(self.add_labels), rule, "add --unlabelled-by MODEL")
-        _check_beside("--add-labels", path, self.add_labels)
-
-    def check_imported(self, path: Path) -> None:
-        """Raise ConfigError if a data file is to be derived from annotations: their imported records are temporary."""
-        for option, output in (("--sorted", self.ordered), ("--add-labels", self.add_labels)):
-            if output is not None:
-                rule = f"is written from a data file, and {path} holds annotations"
-                raise refused(option, str(output), rule, "run `stage2 import` first, and give its data file")
-
-    def write(self, path: Path, rules: RecordRules, found: Profile, examined: Examined | None) -> None:
-        """Write the files. Raises ConfigError."""
-        if self.pictures is not None and examined:
-            examined.draw(self.pictures)
-        elif self.pictures is not None:
-            write_page(found.shown, self.pictures)
-        if self.ordered is not None:
-            write_sorted(path, self.ordered, rules)
-        if self.add_labels is not None and examined:
-            write_labelled(path, self.add_labels, rules, examined)
-
-
-NOTHING = Written()
-AnyUnits = Literal["bins", "pixels", "shares", "thousandths"]
-"""Units of a data file, or of annotations."""
-
-
-def show_data(
-    path: Path,
-    *,
-    units: AnyUnits | None = None,
-    model: Path | None = None,
-    written: Written = NOTHING,
-    unlabelled_by: str | None = None,
-    as_json: bool = False,
-) -> int:
+def show_data(request: DataRequest) -> int:
     """Describe a data file, or annotations, which are imported for this; return 0, or 64 if it has invalid records.
 
-    units: of the plain numbers in a data file, or of the annotations' coordinates. Raises ConfigError. Returns the
-    import's exit code if that fails.
+    Raises ConfigError. Returns the import's exit code if that fails.
     """
     try:
-        with imported(path, units) as (records, roots):
+        with imported(request.file, request.units) as (records, roots):
             if roots:
-                written.check_imported(path)
-            written.check(records, unlabelled_by=unlabelled_by)
-            rules = RecordRules(units=None if roots else _units_of_records(path, units), image_roots=roots)
-            return _show_records(records, rules, model, written, unlabelled_by, as_json=as_json)
+                check_imported(request)
+            _check_outputs(request, records)
+            rules = RecordRules(units=None if roots else _units_of_records(request), image_roots=roots)
+            return _show_records(request, records, rules)
     except ImportFailed as failed:
         return failed.code
 
 
-def _units_of_records(path: Path, units: AnyUnits | None) -> Unit | None:
+def check_imported(request: DataRequest) -> None:
+    """Raise ConfigError if a data file is to be derived from annotations: their imported records are temporary."""
+    for option, output in (("--sorted", request.ordered), ("--add-labels", request.add_labels)):
+        if output is not None:
+            rule = f"is written from a data file, and {request.file} holds annotations"
+            raise refused(option, str(output), rule, "run `stage2 import` first, and give its data file")
+
+
+def _check_outputs(request: DataRequest, path: Path) -> None:
+    """Raise ConfigError unless the files that are asked for can be written for a data file."""
+    if request.pictures is not None:
+        check_new_file("--pictures", request.pictures)
+    if request.ordered is not None:
+        _check_beside("--sorted", path, request.ordered)
+    if request.add_labels is None:
+        return
+    if request.unlabelled_by is None:
+        rule = "needs a model that finds objects without a label"
+        raise refused("--add-labels", str(request.add_labels), rule, "add --unlabelled-by MODEL")
+    _check_beside("--add-labels", path, request.add_labels)
+
+
+def _units_of_records(request: DataRequest) -> Unit | None:
     """Return the units of plain numbers in a data file. Raises ConfigError for those that annotations alone have."""
+    units = request.units
     if units == "shares" or units == "thousandths":
-        rule = f"is of annotations, and {path} is a data file, whose plain numbers are bins or pixels"
+        rule = f"is of annotations, and {request.file} is a data file, whose plain numbers are bins or pixels"
         raise refused("--units", units, rule, "give --units bins or pixels, or leave it out")
     return units
 
 
-def _show_records(
-    path: Path, rules: RecordRules, model: Path | None, written: Written, unlabelled_by: str | None, *, as_json: bool
-) -> int:
-    lengths_of = _token_counts(model) if model else (lambda texts: [len(text) for text in texts])
+def _show_records(request: DataRequest, path: Path, rules: RecordRules) -> int:
+    lengths_of = _token_counts(request.model) if request.model else (lambda texts: [len(text) for text in texts])
     with file_progress(path) as on_line:
         found = profile(path, rules, lengths_of, on_line)
-    unit = "tokens" if model else "characters"
+    unit = "tokens" if request.model else "characters"
     examined = None
-    if unlabelled_by and not found.problems:
-        examined = examine(path, unlabelled_by, rules, all_images=written.add_labels is not None)
-    if as_json:
+    if request.unlabelled_by and not found.problems:
+        examined = examine(path, request.unlabelled_by, rules, all_images=request.add_labels is not None)
+    if request.as_json:
         more = {"unlabelled": examined.document()} if examined else {}
         print_json({**document(found, unit), **more}, indent=1)
     else:
@@ -147,8 +110,20 @@ def _show_records(
     if found.problems:
         show_config_error(ConfigError(found.problems), source=str(path))
         return EXIT_CONFIG
-    written.write(path, rules, found, examined)
+    _write(request, path, rules, found, examined)
     return os.EX_OK
+
+
+def _write(request: DataRequest, path: Path, rules: RecordRules, found: Profile, examined: Examined | None) -> None:
+    """Write the files that are asked for. Raises ConfigError."""
+    if request.pictures is not None and examined:
+        examined.draw(request.pictures)
+    elif request.pictures is not None:
+        write_page(found.shown, request.pictures)
+    if request.ordered is not None:
+        write_sorted(path, request.ordered, rules)
+    if request.add_labels is not None and examined:
+        write_labelled(path, request.add_labels, rules, examined)
 
 
 def document(found: Profile, unit: str) -> dict[str, Any]:

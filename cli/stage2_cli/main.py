@@ -15,7 +15,7 @@ from stage2_cli.cluster import JobError
 from stage2_cli.imports import imports
 from stage2_cli.jobs import jobs, print_lines
 from stage2_cli.options import AsJson, Changes, Follow, JobFile, Servers, spread
-from stage2_cli.requests import EvaluationRequest, InspectionRequest, ProjectOptions
+from stage2_cli.requests import DataRequest, EvaluationRequest, InspectionRequest, ProjectOptions
 from stage2_trainer.process.activity import ACTIVITY
 
 FIRST_LINE_S = 3.0
@@ -150,47 +150,12 @@ def train(
 
 
 @app.command()
-def data(  # noqa: PLR0913 - one parameter for each option
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A data file, or a file or folder that `stage2 import` reads.")
-    ],
-    units: Annotated[
-        Literal["bins", "pixels", "shares", "thousandths"] | None,
-        typer.Option(help="Units that the records do not state (bins, pixels), or those of annotations: see `import`."),
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
-    ] = None,
-    pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on one page.")] = None,
-    ordered: Annotated[
-        Path | None,
-        typer.Option("--sorted", metavar="OUT.jsonl", help="Write the file with the objects of each record in rows."),
-    ] = None,
-    unlabelled_by: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="A model as for `infer`, trained on this file: estimate the share of objects that have no label, from "
-            "what its answers to 200 images agree on. --pictures then draws these boxes.",
-        ),
-    ] = None,
-    add_labels: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="OUT.jsonl",
-            help="With --unlabelled-by: let the model answer all images, and write the file with the boxes that have no"
-            " label as further labels, in rows.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
+@spread
+def data(request: DataRequest) -> None:
     """Describe a data file: counts, classes, sizes, units, lengths of answers, and what looks wrong in it."""
-    from stage2_cli.data import Written, show_data
+    from stage2_cli.data import show_data
 
-    written = Written(pictures, ordered, add_labels)
-    raise typer.Exit(
-        show_data(file, units=units, model=model, written=written, unlabelled_by=unlabelled_by, as_json=as_json)
-    )
+    raise typer.Exit(show_data(request))
 
 
 @app.command()

@@ -53,6 +53,44 @@ class ProjectOptions:
 
 
 @dataclass(frozen=True)
+class DataRequest:
+    """The argument and the options of `stage2 data`."""
+
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A data file, or a file or folder that `stage2 import` reads.")
+    ]
+    units: Annotated[
+        Literal["bins", "pixels", "shares", "thousandths"] | None,
+        typer.Option(help="Units that the records do not state (bins, pixels), or those of annotations: see `import`."),
+    ] = None
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A model's folder, whose tokenizer measures the answers.")
+    ] = None
+    pictures: Annotated[Path | None, typer.Option(metavar="OUT.png", help="Draw some records on one page.")] = None
+    ordered: Annotated[
+        Path | None,
+        typer.Option("--sorted", metavar="OUT.jsonl", help="Write the file with the objects of each record in rows."),
+    ] = None
+    unlabelled_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="A model as for `infer`, trained on this file: estimate the share of objects that have no label, from "
+            "what its answers to 200 images agree on. --pictures then draws these boxes.",
+        ),
+    ] = None
+    add_labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="OUT.jsonl",
+            help="With --unlabelled-by: let the model answer all images, and write the file with the boxes that have no"
+            " label as further labels, in rows.",
+        ),
+    ] = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
 class EvaluationRequest:
     """The argument and the options of `stage2 evaluate`."""
 

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from stage2_cli.data import show_data
+from stage2_cli.requests import DataRequest
 from stage2_trainer.prepare import record_writer, voc, yolo
 from stage2_trainer.prepare.annotations import NO_CATEGORY, NOT_SHARES
 from tests.unit.trainer.prepare import odd_sets
@@ -63,7 +64,7 @@ def test_names_with_markup_are_printed_literally(tmp_path: Path, capsys: pytest.
     output_text = stage2("yolo", data, "--output", output).stdout
     assert output_text.startswith(f"{output}: 1 record, 1 object")
     assert ":dog: [red]" in output_text
-    show_data(output)
+    show_data(DataRequest(output))
     assert f"{output}: 1 record, 1 object" in capsys.readouterr().out
 
 

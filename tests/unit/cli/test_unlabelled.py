@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from stage2_api.errors import ConfigError
-from stage2_cli.data import Written, show_data
+from stage2_cli.data import check_imported, show_data
+from stage2_cli.requests import DataRequest
 from stage2_trainer.infer.model import Model
 from tests.support.http_server import answering
 from tests.unit.report.inspected import TINY_MODEL
@@ -53,9 +54,9 @@ def test_boxes_without_label_are_listed_counted_and_drawn(
 ) -> None:
     serving, asked = server(CAT, DOG)
     with serving as served:
-        assert show_data(data, unlabelled_by=served.url, written=Written(pictures=tmp_path / "page.png")) == 0
+        assert show_data(DataRequest(data, unlabelled_by=served.url, pictures=tmp_path / "page.png")) == 0
         told = capsys.readouterr().out
-        assert show_data(data, unlabelled_by=served.url, as_json=True) == 0
+        assert show_data(DataRequest(data, unlabelled_by=served.url, as_json=True)) == 0
     assert "objects without a label: 50% [50%, 50%] (2 images, 2 of 4 sampled answers agree on 2 of 2 labels" in told
     assert json.loads(capsys.readouterr().out)["unlabelled"] == {
         "images": 2, "labels": 2, "labels_found": 2, "boxes_without_label": 2, "share": 0.5, "interval": [0.5, 0.5],
@@ -69,7 +70,7 @@ def test_boxes_without_label_become_labels_in_reading_order(data: Path, tmp_path
     bird = ("bird", (20, 100, 90, 400))
     serving, _ = server(DOG, CAT, bird)
     with serving as served:
-        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+        assert show_data(DataRequest(data, unlabelled_by=served.url, add_labels=tmp_path / "labelled.jsonl")) == 0
     before, after = ([json.loads(line) for line in path.open()] for path in (data, tmp_path / "labelled.jsonl"))
     assert [one["objects"] for one in after] == [[*written(bird, CAT, DOG).values()]] * 2
     assert [{**one, "objects": []} for one in after] == [{**one, "objects": []} for one in before]
@@ -81,29 +82,29 @@ def test_added_labels_use_units_of_record(data: Path, tmp_path: Path) -> None:
     data.write_text(json.dumps(record) + "\n", encoding="utf-8")
     serving, _ = server(CAT, DOG)
     with serving as served:
-        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+        assert show_data(DataRequest(data, unlabelled_by=served.url, add_labels=tmp_path / "labelled.jsonl")) == 0
     (_, dog) = json.loads((tmp_path / "labelled.jsonl").read_text())["objects"]
     assert dog == {"desc": "dog", "bbox_2d": [60, 5, 90, 20]}
-    assert show_data(tmp_path / "labelled.jsonl") == 0
+    assert show_data(DataRequest(tmp_path / "labelled.jsonl")) == 0
 
 
 def test_boxes_invalid_in_data_file_are_not_added(data: Path, tmp_path: Path) -> None:
     token = ("a <|coord_5|>", (20, 500, 90, 800))
     serving, _ = server(CAT, DOG, token)
     with serving as served:
-        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+        assert show_data(DataRequest(data, unlabelled_by=served.url, add_labels=tmp_path / "labelled.jsonl")) == 0
     assert all(
         [one["desc"] for one in json.loads(line)["objects"]] == ["cat", "dog"]
         for line in (tmp_path / "labelled.jsonl").open()
     )
-    assert show_data(tmp_path / "labelled.jsonl") == 0
+    assert show_data(DataRequest(tmp_path / "labelled.jsonl")) == 0
 
 
 def test_added_labels_are_refused_for_annotations(tmp_path: Path) -> None:
     coco = {"images": [], "annotations": [], "categories": []}
     (tmp_path / "x.json").write_text(json.dumps(coco), encoding="utf-8")
     with pytest.raises(ConfigError, match="run `stage2 import` first"):
-        Written(add_labels=tmp_path / "labelled.jsonl").check_imported(tmp_path / "x.json")
+        check_imported(DataRequest(tmp_path / "x.json", add_labels=tmp_path / "labelled.jsonl"))
 
 
 def test_added_labels_keep_units_and_order_of_other_records(data: Path, tmp_path: Path) -> None:
@@ -112,17 +113,17 @@ def test_added_labels_keep_units_and_order_of_other_records(data: Path, tmp_path
     data.write_text(json.dumps(record) + "\n", encoding="utf-8")
     serving, _ = server(CAT, DOG)
     with serving as served:
-        assert show_data(data, unlabelled_by=served.url, written=Written(add_labels=tmp_path / "labelled.jsonl")) == 0
+        assert show_data(DataRequest(data, unlabelled_by=served.url, add_labels=tmp_path / "labelled.jsonl")) == 0
     assert json.loads((tmp_path / "labelled.jsonl").read_text()) == record
 
 
 def test_added_labels_need_a_model_and_a_new_file_beside_the_data(data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--add-labels: .*add --unlabelled-by MODEL"):
-        show_data(data, written=Written(add_labels=tmp_path / "labelled.jsonl"))
+        show_data(DataRequest(data, add_labels=tmp_path / "labelled.jsonl"))
     with pytest.raises(ConfigError, match=r"--add-labels: .*must be a new file"):
-        show_data(data, unlabelled_by="m", written=Written(add_labels=data))
+        show_data(DataRequest(data, unlabelled_by="m", add_labels=data))
     with pytest.raises(ConfigError, match=r"--add-labels: .*must be in the folder"):
-        show_data(data, unlabelled_by="m", written=Written(add_labels=tmp_path / "other" / "labelled.jsonl"))
+        show_data(DataRequest(data, unlabelled_by="m", add_labels=tmp_path / "other" / "labelled.jsonl"))
 
 
 def test_share_of_unlabelled_objects_is_not_estimated_if_model_finds_no_label(
@@ -130,7 +131,7 @@ def test_share_of_unlabelled_objects_is_not_estimated_if_model_finds_no_label(
 ) -> None:
     serving, _ = server(DOG)
     with serving as served:
-        show_data(data, unlabelled_by=served.url)
+        show_data(DataRequest(data, unlabelled_by=served.url))
     assert (
         "objects without a label: unknown (2 images, 2 of 4 sampled answers agree on no label; "
         "0 of 8 answers have no box: `stage2 infer --prompt` shows whether the prompt is right)"
@@ -142,7 +143,7 @@ def test_answers_without_box_are_counted_if_model_finds_no_label(
 ) -> None:
     serving, _ = server()
     with serving as served:
-        show_data(data, unlabelled_by=served.url)
+        show_data(DataRequest(data, unlabelled_by=served.url))
     assert "8 of 8 answers have no box" in capsys.readouterr().out
 
 
@@ -151,7 +152,7 @@ def test_file_without_readable_image_is_refused(data: Path) -> None:
         image.write_bytes(image.read_bytes()[:60])
     serving, _ = server(CAT)
     with serving as served, pytest.raises(ConfigError, match=r"FILE: .*no record whose image can be read"):
-        show_data(data, unlabelled_by=served.url)
+        show_data(DataRequest(data, unlabelled_by=served.url))
 
 
 def test_sampled_answers_differ_from_each_other_and_are_reproducible(tmp_path: Path) -> None:
