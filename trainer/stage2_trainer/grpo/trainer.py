@@ -40,6 +40,7 @@ from stage2_trainer.grpo.shared_rollouts import SharedBatch, SharedRollouts
 from stage2_trainer.grpo.task import Rows
 from stage2_trainer.grpo.trl_compat import GRPOTrainer
 from stage2_trainer.matching import cut_before
+from stage2_trainer.model.deepspeed_config import check_options
 from stage2_trainer.model.run_checkpoints import Checkpoints
 from stage2_trainer.process.activity import ACTIVITY, evaluation_name
 from stage2_trainer.process.interrupt import Interrupt
@@ -90,6 +91,8 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
     def __init__(
         self, *, components: GrpoComponents, checkpoints: Checkpoints, model: Any, args: Any, processing_class: Any
     ) -> None:
+        if args.deepspeed_plugin is not None:  # TRL starts DeepSpeed at once, for a reference model
+            check_options(args.deepspeed_plugin.hf_ds_config, args, model)
         processing_class.tokenizer.padding_side = "left"  # prompts end in one column, and answers begin in the next
         super().__init__(
             checkpoints=checkpoints,

@@ -68,6 +68,13 @@ def deepspeed_options(config: RunConfig) -> dict[str, Any] | None:
     return options
 
 
+def check_options(options: Any, args: Any, policy: Any) -> None:
+    """Raise ConfigError as `settle_options` does, but for a scheduler: the number of steps may not be known yet."""
+    known = deepcopy(options)
+    known.config.pop("scheduler", None)
+    settle_options(known, args, policy, 0)
+
+
 def settle_options(options: Any, args: Any, policy: Any, steps: int) -> None:
     """Set the `auto` values of a `HfTrainerDeepSpeedConfig` to what training section, policy and steps say.
 

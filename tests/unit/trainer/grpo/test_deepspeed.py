@@ -14,18 +14,18 @@ from tests.unit.trainer.grpo import harness
 from tests.unit.trainer.learner.processes import join, run_members
 
 ZERO = {"zero_optimization": {"stage": 2}}
-DIFFERING = ZERO | {"gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": 2}
+DIFFERING = ZERO | {"gradient_clipping": 0.5, "train_micro_batch_size_per_gpu": 2, "train_batch_size": 4}
 
 
-def member(rank, port, folder, deepspeed):
+def member(rank, port, folder, deepspeed, beta):
     """A GRPO learner that clips at 1.0, with 4 answers in a micro-batch; writes how it ended."""
     model, encoder = join(rank, port, count=1)
     compile_nothing()
-    run = harness.config(Path(folder), {"deepspeed": deepspeed})
+    run = harness.config(Path(folder), {"deepspeed": deepspeed, "rlhf": {"beta": beta}})
     source = harness.Scripted(encoder, harness.answers(encoder))
     with ExitStack() as stack:
-        trainer = harness.build(Path(folder), run, model, encoder, source, stack)
         try:
+            trainer = harness.build(Path(folder), run, model, encoder, source, stack)
             trainer.train()
             end = f"trained for {trainer.state.global_step} steps"
         except ConfigError as error:
@@ -33,16 +33,17 @@ def member(rank, port, folder, deepspeed):
     (Path(folder) / "end").write_text(end, encoding="utf-8")
 
 
-def end_of(folder, deepspeed):
-    """Return how the member ended."""
+def end_of(folder, deepspeed, beta=0.0):
+    """Return how the member ended. beta: above 0 it has a reference model, with which TRL starts DeepSpeed."""
     pytest.importorskip("deepspeed")
-    run_members(member, folder, free_port(), str(folder), deepspeed, count=1)
+    run_members(member, folder, free_port(), str(folder), deepspeed, beta, count=1)
     return (folder / "end").read_text(encoding="utf-8")
 
 
-def test_value_that_differs_from_training_section_is_refused(folder):
-    """As the ValueError of transformers that it was, it was retried."""
-    refused = end_of(folder, DIFFERING)
+@pytest.mark.parametrize("beta", [0.0, 0.04])
+def test_value_that_differs_from_training_section_is_refused(folder, beta):
+    """As the ValueError of transformers that it was, it was retried; beside a reference model, as an AssertionError."""
+    refused = end_of(folder, DIFFERING, beta)
     rule = "must agree with the training section, which has"
     assert f"deepspeed.gradient_clipping: 0.5; {rule} max_grad_norm=1.0; write auto for it" in refused
     assert f"deepspeed.train_micro_batch_size_per_gpu: 2; {rule} per_device_train_batch_size=4" in refused
