@@ -21,6 +21,8 @@ _REPLACED = {
     "optimizer": ("optim", "vit_lr", "aligner_lr"), "scheduler": ("lr_scheduler_type", "lr_scheduler_kwargs"),
 }  # fmt: skip
 """Keys of the training section in whose place a part of DeepSpeed's configuration comes."""
+_SCALES_RATES = "WarmupCosineLR"
+"""The scheduler of DeepSpeed that keeps the rates of parts: any other gives all of them one rate."""
 MIXTURE_IN_VLLM = "is a mixture of experts, whose weights no vLLM has taken from a learner yet"
 
 
@@ -138,7 +140,10 @@ def _deepspeed(config: RunConfig) -> list[Problem]:
 def _ignored(config: RunConfig, deepspeed: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield what DeepSpeed would replace although the training section sets it."""
     given = config.training.model_dump(exclude_unset=True, exclude_none=True)
-    for part, keys in _REPLACED.items():
+    replaced = dict(_REPLACED)
+    if deepspeed.get("scheduler", {}).get("type") != _SCALES_RATES:
+        replaced["scheduler"] += ("vit_lr", "aligner_lr")
+    for part, keys in replaced.items():
         if part in deepspeed and (lost := [f"training.{key}" for key in keys if key in given]):
             rule = f"DeepSpeed's own {part} takes the place of {', '.join(lost)}, which would have no effect"
             yield Problem(f"deepspeed.{part}", deepspeed[part], rule, f"leave it out, or leave out {', '.join(lost)}")

@@ -103,7 +103,7 @@ def _check_taken(settled: Mapping[str, Any]) -> None:
     from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS, DeepSpeedConfig
 
     _check_type(settled, "optimizer", DEEPSPEED_OPTIMIZERS, torch.optim)
-    _check_type(settled, "scheduler", lr_schedules.VALID_LR_SCHEDULES, torch.optim.lr_scheduler)
+    _check_type(settled, "scheduler", lr_schedules.VALID_LR_SCHEDULES)  # PyTorch's do not take ZeRO's optimizer
     # The size of all processes' batch is compared already, and DeepSpeed would compare it with processes to come.
     options = {key: deepcopy(value) for key, value in settled.items() if key != "train_batch_size"}
     with refused_in_its_words((Exception,)):  # pydantic's, its own, assertions, and what values of another type raise
@@ -121,13 +121,13 @@ def refused_in_its_words(kinds: tuple[type[Exception], ...] = _OF_BUILDING) -> I
         raise refused("deepspeed", None, f"DeepSpeed does not take it ({_words(error)})", "correct it") from error
 
 
-def _check_type(settled: Mapping[str, Any], part: str, known: Sequence[str], others: ModuleType) -> None:
+def _check_type(settled: Mapping[str, Any], part: str, known: Sequence[str], others: ModuleType | None = None) -> None:
     """Raise ConfigError if DeepSpeed neither knows the type of this part, its optimizers in any case, nor finds it."""
     if part not in settled:
         return
     kind = settled[part].get("type")
     if not {str(kind), str(kind).lower()} & {*known} and not hasattr(others, str(kind)):
-        rule = f"must be one of {', '.join(known)}, or a class of {others.__name__}"
+        rule = f"must be one of {', '.join(known)}" + (f", or a class of {others.__name__}" if others else "")
         raise refused(f"deepspeed.{part}.type", kind, rule, f"write one of them, or leave deepspeed.{part} out")
 
 

@@ -150,6 +150,8 @@ ZERO = {"zero_optimization": {"stage": 2}}
         ("optimizer", {"aligner_lr": 1e-6}),
         ("optimizer", {"optim": "sgd"}),
         ("scheduler", {"lr_scheduler_type": "cosine"}),
+        ("scheduler", {"vit_lr": 1e-6}),
+        ("scheduler", {"aligner_lr": 1e-6}),
     ],
 )
 def test_setting_that_deepspeed_would_replace_is_refused(part, training):
@@ -157,6 +159,11 @@ def test_setting_that_deepspeed_would_replace_is_refused(part, training):
     assert refused(run_config(deepspeed=built, training=training)) == [f"deepspeed.{part}"]
     check_supported(run_config(deepspeed=built), world_size=1)
     check_supported(run_config(deepspeed=ZERO, training=training), world_size=1)
+
+
+def test_scheduler_that_scales_rates_of_parts_is_supported():
+    cosine = {"scheduler": {"type": "WarmupCosineLR"}}
+    check_supported(run_config(deepspeed=ZERO | cosine, training={"vit_lr": 1e-6, "aligner_lr": 1e-6}), world_size=1)
 
 
 @pytest.mark.parametrize("given", [{}, {"enabled": True}, {"bf16": {"enabled": True}}])

@@ -69,9 +69,9 @@ def test_precision_that_differs_from_training_section_is_refused(found):
         ({"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "beta": [0.9, 0.95]}}}, "argument 'beta')"),
         ({"optimizer": {"type": "NAdam", "params": {"momentum_decay": -1}}, **UNTESTED}, "Invalid momentum_decay"),
         ({"optimizer": {"type": "NAdam"}}, '"zero_allow_untested_optimizer": true'),
-        ({"scheduler": {"type": "StepLR"}}, "argument: 'step_size')"),
+        ({"scheduler": {"type": "OneCycle"}}, "arguments: 'cycle_min_lr' and 'cycle_max_lr')"),
     ],
-    ids=["another parameter", "another value", "an untested optimizer", "a missing parameter"],
+    ids=["another parameter", "another value", "an untested optimizer", "missing parameters"],
 )
 def test_optimizer_and_schedule_that_deepspeed_cannot_build_are_refused(found, changes, words):
     """They ended the learner with exit code 1 and a traceback."""

@@ -32,7 +32,7 @@ def settle(**changes):
         {"optimizer": {"type": "AdamW", "params": {"lr": 1e-5}}},
         {"optimizer": {"type": "NAdam"}, "zero_allow_untested_optimizer": True},
         {"scheduler": {"type": "WarmupLR"}, "zero_optimization": ZERO | {"stage": 3, "sub_group_size": 1e9}},
-        {"scheduler": {"type": "StepLR"}, "steps_per_print": 2000, "wall_clock_breakdown": False},
+        {"steps_per_print": 2000, "wall_clock_breakdown": False},
     ],
 )
 def test_what_deepspeed_takes_is_accepted(changes):
@@ -49,6 +49,7 @@ def test_what_deepspeed_takes_is_accepted(changes):
         ({"amp": {"enabled": True}}, "DeepSpeedConfigError: NVIDIA Apex AMP integration has been removed."),
         ({"optimizer": {"type": "Adamm"}}, "deepspeed.optimizer.type: 'Adamm'; must be one of adagrad, adam, adamw,"),
         ({"optimizer": {}}, "deepspeed.optimizer.type: must be one of"),
+        ({"scheduler": {"type": "StepLR"}}, "deepspeed.scheduler.type: 'StepLR'; must be one of LRRangeTest,"),
         ({"scheduler": {"type": "warmuplr"}}, "deepspeed.scheduler.type: 'warmuplr'; must be one of LRRangeTest,"),
     ],
 )
