@@ -103,8 +103,7 @@ def batch_problems(config: RunConfig, world_size: int) -> list[Problem]:
     """Return what does not fit in `world_size` learner processes."""
     assert config.rlhf is not None, "a GRPO run"
     batches = config.grpo_batches(world_size)
-    path = "rlhf.generation_batch_size" if config.rlhf.generation_batch_size else _PER_DEVICE
-    path = f"{_PLAN}.unified_batch_size" if config.custom.grpo.batch_plan.enabled else path
+    path = _path_of_round(config)
     divisors = {
         f"{_PER_DEVICE} ({batches.per_device}) times learner processes ({world_size})": batches.micro_batch,
         "rlhf.num_generations": batches.num_generations,
@@ -119,3 +118,20 @@ def batch_problems(config: RunConfig, world_size: int) -> list[Problem]:
         for name, divisor in divisors.items()
         if batches.generation % divisor
     ]
+
+
+def round_problems(config: RunConfig, records: int, world_size: int) -> list[Problem]:
+    """Return that a round of rollouts in `world_size` learner processes needs more records: no step would begin."""
+    batches = config.grpo_batches(world_size)
+    if records >= batches.prompts:
+        return []
+    rule = f"a round of rollouts asks about {batches.prompts} records, and custom.train_jsonl has {records}"
+    way_out = "lower it, raise rlhf.num_generations, or add records"
+    return [Problem(_path_of_round(config), batches.generation, rule, way_out)]
+
+
+def _path_of_round(config: RunConfig) -> str:
+    """Return the key that sets the number of answers in a round of rollouts."""
+    if config.custom.grpo.batch_plan.enabled:
+        return f"{_PLAN}.unified_batch_size"
+    return "rlhf.generation_batch_size" if config.rlhf and config.rlhf.generation_batch_size else _PER_DEVICE

@@ -84,7 +84,8 @@ def configs(folder: Path, case: Case) -> tuple[Path, Path]:
     (folder / "train.jsonl").write_text(json.dumps(case.record) + "\n", encoding="utf-8")
     says = {} if case.pixels is None else {"skip_bbox_norm": not case.pixels}
     custom = {"train_jsonl": str(folder / "train.jsonl"), "coord_tokens": says}
-    for name, run in (("matching", MATCHING), ("grpo", GOOD)):
+    one_prompt = merge_patch(GOOD, {"rlhf": {"num_generations": GOOD["rlhf"]["generation_batch_size"]}})
+    for name, run in (("matching", MATCHING), ("grpo", one_prompt)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(merge_patch(run, {"custom": custom})), encoding="utf-8")
     return folder / "matching.yaml", folder / "grpo.yaml"
 

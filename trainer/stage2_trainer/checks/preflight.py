@@ -6,7 +6,7 @@ import difflib
 from contextlib import suppress
 
 from stage2_api.errors import ConfigError, Problem, refused
-from stage2_api.rules.grpo_batches import batch_problems
+from stage2_api.rules.grpo_batches import batch_problems, round_problems
 from stage2_api.runconfig import BEST_METRIC, RunConfig
 from stage2_trainer.data.records import Record, RecordRules, units_by
 from stage2_trainer.data.run_records import RunRecords, batch_sizes, load_run_records
@@ -33,6 +33,8 @@ def checked_records(config: RunConfig, *, world_size: int) -> RunRecords:
     if config.rlhf is not None:
         _check_grpo(config, world_size)
         records = load_run_records(config, record_rules(config))
+        if problems := round_problems(config, len(records.train), world_size):
+            raise ConfigError(problems)
         try_rewards(config, records.train[0])
         return records
     _check_metric(config)

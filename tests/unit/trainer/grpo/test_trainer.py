@@ -13,6 +13,7 @@ from trl.trainer.rloo_config import RLOOConfig
 from trl.trainer.rloo_trainer import RLOOTrainer
 
 from stage2_api.errors import ConfigError, Problem
+from stage2_trainer.checks.preflight import checked_records
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
@@ -47,6 +48,14 @@ def theirs(run, model, processor, trainer=GRPOTrainer, args=None):
         processing_class=processor,
     )
     return made, Rows(records, task)
+
+
+def test_fewer_records_than_round_of_rollouts_needs_are_refused(folder):
+    """The run ended well at once, without a single step."""
+    assert len(checked_records(harness.config(folder), world_size=1).train) == 2
+    training = {"training": {"effective_batch_size": 8}, "rlhf": {"generation_batch_size": 8}}
+    with pytest.raises(ConfigError, match=r"^rlhf.generation_batch_size: 8; .* asks about 4 records, and .* has 2; "):
+        checked_records(harness.config(folder, training), world_size=1)
 
 
 @pytest.mark.parametrize("patch", [{}, KL, {"rlhf": {"loss_type": "dapo", "scale_rewards": "batch"}}])
