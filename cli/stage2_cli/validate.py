@@ -19,6 +19,7 @@ from stage2_api.advice import idle_settings
 from stage2_api.errors import EXIT_CONFIG, ConfigError, Problem
 from stage2_api.grpo import reward_file
 from stage2_api.parsing import parse_job, parse_run_config
+from stage2_api.rules.grpo_batches import round_problems
 from stage2_api.runconfig import RunConfig
 from stage2_cli.config_files import completed, is_job, jobs_and_others, load_documents, only_document, with_bases
 from stage2_cli.console import file_progress, show_config_error, show_idle_settings, show_warnings
@@ -28,10 +29,12 @@ from stage2_controller.job import output_folder, template_rules
 from stage2_report.inspection import KEY_OF_KIND
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.checks.preflight import check_rewards, record_rules, try_rewards
+from stage2_trainer.checks.supported import deepspeed_problems
 from stage2_trainer.data.model_files import model_problems
 from stage2_trainer.data.profile import Survey, survey
 from stage2_trainer.data.records import AS_DECLARED, RecordRules, load_record
 from stage2_trainer.grpo.rewards import known_rewards
+from stage2_trainer.model.deepspeed_config import deepspeed_file
 
 FIRST_RECORDS = 1000
 DATA_FILE = ".jsonl"
@@ -167,20 +170,40 @@ def _added_rewards(config: RunConfig) -> list[str]:
 
 
 def check_data(config: RunConfig, local: Local, findings: Findings, *, all_records: bool) -> None:
-    """Check the model folder, and the first records of each data file, or all that the run reads."""
+    """Check model folder and DeepSpeed configuration, and the first records of each data file, or all of the run's."""
     model = local(Path(config.model.model))
     if model is not None and os.path.isdir(model):
         findings.problems += model_problems(config.model, model)
     else:
         findings.not_checked.append(f"model.model: {config.model.model}: not on this machine")
+    _check_deepspeed(config, local, findings)
     for key, path, limit in _data_files(config):
         here = local(Path(path))
         if here is None or not os.path.exists(here):
             findings.not_checked.append(f"{key}: {path}: not on this machine")
             continue
-        _check_records(findings, key, here, record_rules(config), limit, all_records=all_records)
-        if key == TRAIN and not findings.problems:
+        found = _check_records(findings, key, here, record_rules(config), limit, all_records=all_records)
+        if key == TRAIN and found is not None and not findings.problems:
+            if config.rlhf is not None and found.whole:  # a round of several processes needs at least as many records
+                findings.problems += round_problems(config, found.records, 1)
             _try_rewards(config, here, findings)
+
+
+def _check_deepspeed(config: RunConfig, local: Local, findings: Findings) -> None:
+    """Check the DeepSpeed configuration as the learner does before it imports DeepSpeed."""
+    named = deepspeed_file(config)
+    if named is not None:
+        here = local(named)
+        if here is None or not here.exists():
+            findings.not_checked.append(f"deepspeed: {named}: not on this machine")
+            return
+        config = config.model_copy(update={"deepspeed": str(here)})
+    try:
+        findings.problems += deepspeed_problems(config)
+    except ConfigError as error:
+        findings.problems += error.problems
+    if config.uses_deepspeed:
+        findings.not_checked.append("deepspeed: whether DeepSpeed itself takes its options: the learner's start tells")
 
 
 def _try_rewards(config: RunConfig, path: Path, findings: Findings) -> None:
@@ -200,18 +223,19 @@ def _try_rewards(config: RunConfig, path: Path, findings: Findings) -> None:
 
 def _check_records(
     findings: Findings, key: str, path: Path, rules: RecordRules, limit: int | None, *, all_records: bool
-) -> None:
-    """Check the first records of a data file, or all of the first `limit`."""
+) -> Survey | None:
+    """Check the first records of a data file, or all of the first `limit`; return them, or None for a broken file."""
     most = limit if all_records else min(limit or FIRST_RECORDS, FIRST_RECORDS)
     try:
         with file_progress(path, shown=all_records) as on_line:
             found = survey(path, rules, most, on_line)
     except ConfigError as error:
         findings.problems += error.problems
-        return
+        return None
     findings.problems += found.problems
     rest = "" if found.whole or most == limit else f"; only the first {most:,} records, --all-records reads all"
     findings.checked.append(f"{key}: {path}: {_counts(found)}{rest}")
+    return found
 
 
 def _data_files(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:

@@ -116,6 +116,49 @@ def test_records_and_objects_are_counted(tmp_path: Path, capsys: pytest.CaptureF
     ]
 
 
+def test_round_of_rollouts_with_too_few_records_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = write_records(tmp_path / "train.jsonl", {}, {})
+    job = yaml.safe_load((ROOT / "examples" / "job-grpo-objects-tiny.yaml").read_text())
+    run = merge_patch(job["spec"]["config"], {"custom": {"train_jsonl": str(train)}})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
+    assert validate_files([tmp_path / "run.yaml"]) == 64
+    assert "records, and custom.train_jsonl has 2\n" in capsys.readouterr().err
+
+
+def zero(stage: int) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage}}
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "words"),
+    [
+        (zero(3), "deepspeed.zero_optimization.stage: 3\n    rule: weights that ZeRO has partitioned cannot be pushed"),
+        (zero(2) | {"bf16": True}, "deepspeed.bf16: true\n    rule: must be a mapping"),
+        (zero(2) | {"scheduler": {"type": "WarmupLR"}}, "takes the place of training.vit_lr"),
+        ("/data/zero.json", "zero_optimization.stage: 0\n    rule: must be 1, 2 or 3"),
+    ],
+)
+def test_deepspeed_that_learner_would_refuse_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], deepspeed: Any, words: str
+) -> None:
+    """It was called valid, and the job's learner ended with exit code 64."""
+    (tmp_path / "zero.json").write_text(json.dumps(zero(0)))
+    write_records(tmp_path / "train.jsonl", {})
+    data = {"name": "data", "mountPath": "/data", "hostPath": {"path": str(tmp_path)}}
+    path = write_job(tmp_path, [data], "/data/train.jsonl")
+    job = merge_patch(yaml.safe_load(path.read_text()), {"spec": {"config": {"training": {"vit_lr": 1e-6}}}})
+    path.write_text(yaml.safe_dump(merge_patch(job, {"spec": {"config": {"deepspeed": deepspeed}}})))
+    assert validate_files([path]) == 64
+    assert words in capsys.readouterr().err
+
+
+def test_deepspeed_file_of_another_machine_is_not_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path, train_jsonl=str(write_records(tmp_path / "train.jsonl", {})))
+    run.write_text(yaml.safe_dump(yaml.safe_load(run.read_text()) | {"deepspeed": {"config": "/lost/zero.json"}}))
+    assert validate_files([run]) == 0
+    assert "  not checked: deepspeed: /lost/zero.json: not on this machine\n" in capsys.readouterr().out
+
+
 def test_broken_lines_of_train_and_held_out_files_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

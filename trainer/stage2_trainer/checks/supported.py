@@ -33,7 +33,7 @@ def check_supported(config: RunConfig, *, world_size: int) -> None:
         *_engine(config),
         *_mixture(config),
         *_processes(config, world_size),
-        *_deepspeed(config),
+        *deepspeed_problems(config),
         *_packages(config),
     ]
     if driver := learner_problem(Installation.detect(os.environ)):
@@ -109,7 +109,12 @@ def _processes(config: RunConfig, world_size: int) -> list[Problem]:
     return problems
 
 
-def _deepspeed(config: RunConfig) -> list[Problem]:
+def deepspeed_problems(config: RunConfig) -> list[Problem]:
+    """Return what a DeepSpeed configuration holds that this version does not take, whatever DeepSpeed says of it.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     problems = []
     deepspeed = deepspeed_config(config)
     if engine := (deepspeed or {}).get("datastates_ckpt"):

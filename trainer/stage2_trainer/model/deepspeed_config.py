@@ -138,16 +138,19 @@ def _words(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
+def deepspeed_file(config: RunConfig) -> Path | None:
+    """Return the file of the DeepSpeed configuration; None without DeepSpeed, or if the training YAML holds it."""
+    given = _given(config)
+    return None if given is None or isinstance(given, dict) else Path(str(given))
+
+
 def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
     """Return the DeepSpeed configuration, from a file or from the training YAML; None without DeepSpeed."""
-    deepspeed = config.deepspeed
-    if not config.uses_deepspeed or deepspeed is None:
-        return None
-    if isinstance(deepspeed, dict) and "config" in deepspeed:
-        deepspeed = deepspeed["config"]
+    deepspeed, path = _given(config), deepspeed_file(config)
     if isinstance(deepspeed, dict):
         return _checked({key: value for key, value in deepspeed.items() if key != "enabled"})
-    path = Path(str(deepspeed))
+    if path is None:
+        return None
     if not path.is_file():
         rule = "must be a DeepSpeed configuration or the path of one; named presets are not built in"
         raise refused("deepspeed", deepspeed, rule, "write the JSON file's path, or its content")
@@ -159,6 +162,12 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any] | None:
         return _checked(document)
     rule = "must be a file with a JSON object" + (f" ({document})" if isinstance(document, Exception) else "")
     raise refused("deepspeed", str(path), rule, "correct the file, or write its content here")
+
+
+def _given(config: RunConfig) -> Any:
+    """Return what stands for the DeepSpeed configuration: a mapping, a file, or None without DeepSpeed."""
+    deepspeed = config.deepspeed if config.uses_deepspeed else None
+    return deepspeed["config"] if isinstance(deepspeed, dict) and "config" in deepspeed else deepspeed
 
 
 def _checked(options: dict[str, Any]) -> dict[str, Any]:
