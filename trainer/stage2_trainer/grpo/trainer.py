@@ -104,7 +104,7 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
             train_dataset=components.rows.dataset(),
             eval_dataset=components.held_out.dataset() if components.held_out else None,
             processing_class=processing_class,
-            callbacks=[_Epochs(components.rows)],
+            callbacks=[_Course(self)],
         )
         self.beta = components.rlhf.beta
         self.components = components
@@ -132,6 +132,28 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
     def save_beside(self, checkpoint: Path) -> None:
         """Write the samples that were set aside."""
         self.components.bad.save(checkpoint, before=self.state.global_step)
+
+    def count_from(self, step: int) -> None:
+        """Go on with the micro-steps after this optimizer step: they tell rounds of rollouts and CHORD's answers apart.
+
+        The last optimizer step of an epoch may have fewer.
+        """
+        args: Any = self.args
+        of_step, of_epoch = args.gradient_accumulation_steps, len(self._order) // args.generation_batch_size
+        epochs, steps = divmod(step, -(-of_epoch // of_step))
+        self._step = epochs * of_epoch + steps * of_step
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Set the order and the texts of an epoch's prompts, which depend on nothing that came before."""
+        self.components.rows.epoch = epoch
+        generator, seed = self._order.generator, self.args.data_seed
+        generator.manual_seed(self.args.seed if seed is None else seed)
+        for _ in range(epoch):  # TRL draws one order after the other
+            torch.randperm(self._order.num_samples, generator=generator)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._order: Any = super()._get_train_sampler(dataset)
+        return self._order
 
     def get_batch_samples(self, *args: Any) -> tuple[list[Any], Tensor | int | None]:
         """Begin an optimizer step with its batches."""
@@ -438,15 +460,19 @@ class GrpoTrainer(CheckedTrainer, GRPOTrainer):
             self.components.log.write("evaluation", {"step": self.state.global_step, **figures})
 
 
-class _Epochs(TrainerCallback):
-    """A callback that sets the epoch for the rows."""
+class _Course(TrainerCallback):
+    """A callback that lets a run that resumes go on as one that nothing stopped."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, trainer: GrpoTrainer) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Set the number of micro-steps."""
+        self._trainer.count_from(state.global_step)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Note the epoch that begins."""
-        self._rows.epoch = int(state.epoch or 0)
+        """Set the epoch that begins."""
+        self._trainer.begin_epoch(int(state.epoch or 0))
 
 
 def _named(reward: Reward) -> Any:

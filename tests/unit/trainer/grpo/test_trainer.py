@@ -17,6 +17,7 @@ from stage2_trainer.checks.preflight import checked_records
 from stage2_trainer.data.records import load_records
 from stage2_trainer.grpo.build import grpo_arguments
 from stage2_trainer.grpo.loaded_rewards import Reward, RewardError
+from stage2_trainer.grpo.objective import References
 from stage2_trainer.grpo.task import Rows, Task, record_rules
 from stage2_trainer.model.checkpoints import newest_whole
 from stage2_trainer.model.policy import load_policy
@@ -268,6 +269,41 @@ def test_chord_trains_on_reference_answers_with_decaying_weight(make, folder):
     assert steps[0]["chord/mu"] == 0.75
     assert steps[-1]["chord/mu"] < 0.75
     assert steps[-1]["chord/loss"] < 0.5 * steps[0]["chord/loss"]
+
+
+CHORD = {"enabled": True, "sft_per_device_train_batch_size": 1, "mu_warmup_steps": 0, "mu_decay_steps": 10,
+         "mu_peak": 0.5, "mu_valley": 0.5, "enable_phi_function": False}  # fmt: skip
+SIX_STEPS = {"training": {"max_steps": 6, "save_strategy": "steps", "save_steps": 3}}
+
+
+def test_resumed_run_asks_and_learns_what_uninterrupted_run_does(make, folder, image_paths, monkeypatch):
+    """It asked in the order of the first epoch again, in the middle of another, and learned CHORD's first answers."""
+    harness.write_records(folder, [*image_paths, *image_paths][:4])  # two steps of an epoch
+    learned = []
+    batch = References.batch
+    monkeypatch.setattr(References, "batch", lambda self, *of: learned.append(of) or batch(self, *of))
+    patches = {"custom": {"grpo": {"chord": CHORD}}}, SIX_STEPS
+    make(*patches).train()
+    asked = read_rollouts(folder)
+    assert [one["step"] for one in asked[::4]] == [0, 1, 2, 3, 4, 5]
+    make(*patches).train(folder / "out" / "checkpoint-3")
+    assert read_rollouts(folder)[len(asked) :] == asked[12:]
+    assert learned[6:] == learned[3:6]
+
+
+def test_order_of_prompts_follows_data_seed(make, folder, image_paths):
+    """GRPO ignored the key."""
+    harness.write_records(folder, [*image_paths, *image_paths, *image_paths][:8])
+    for seed in (None, 5, 6):
+        make({"training": {"data_seed": seed, "seed": 5, "max_steps": 4}}).train()
+    asked = read_rollouts(folder)
+    assert asked[:16] == asked[16:32] != asked[32:]
+
+
+def read_rollouts(folder):
+    """The records that were asked about, step by step."""
+    lines = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    return [{key: one[key] for key in ("step", "record")} for one in lines]
 
 
 def test_server_with_different_prompt_tokens_is_refused(make, encoder):
