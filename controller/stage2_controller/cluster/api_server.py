@@ -181,15 +181,26 @@ class Api:
         finally:
             answer.close()
 
-    async def apply(self, manifest: Object) -> Object:
+    async def apply(self, manifest: Object, subresource: str = "") -> Object:
         """Apply the object server-side, and take over fields that others hold."""
-        return await self._apply(manifest)
+        metadata = manifest["metadata"]
+        return await self._request(
+            "patch",
+            manifest["kind"],
+            metadata["namespace"],
+            metadata["name"],
+            subresource,
+            body=manifest,
+            content_type="application/apply-patch+yaml",
+            field_manager=names.FIELD_MANAGER,
+            force_conflicts="true",
+        )
 
     async def apply_status(self, job: Object, status: Object) -> Object | None:
         """Replace the job's status; return None if the job is gone, or another one has its name."""
         metadata = {key: job["metadata"][key] for key in ("name", "namespace", "uid")}
         body = {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "status": status}
-        return await _accepting(self._apply(body, "status"), 404, 409)
+        return await _accepting(self.apply(body, "status"), 404, 409)
 
     async def patch_status(self, kind: str, namespace: str, name: str, patch: Object) -> None:
         """Merge into the status of an object that another controller owns too, unless it is gone or has changed."""
@@ -251,20 +262,6 @@ class Api:
             known = await self.get(kind, namespace, name) or {}
             again = {"count": known.get("count", 0) + 1, "lastTimestamp": at}
             await _accepting(self._request("patch", kind, namespace, name, body=again, content_type=_MERGE), 404)
-
-    async def _apply(self, body: Object, subresource: str = "") -> Object:
-        metadata = body["metadata"]
-        return await self._request(
-            "patch",
-            body["kind"],
-            metadata["namespace"],
-            metadata["name"],
-            subresource,
-            body=body,
-            content_type="application/apply-patch+yaml",
-            field_manager=names.FIELD_MANAGER,
-            force_conflicts="true",
-        )
 
     async def _request(
         self,
