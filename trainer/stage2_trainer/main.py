@@ -157,7 +157,7 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
     course = run_course(config, records.fingerprint, world_size=world_size)
     with interrupt.stoppable(nothing_to_save=True):
         checkpoint = _checkpoint(config, course)
-    reporter.update(resumed_step=0 if checkpoint is None else trained_step_of(Path(checkpoint)))
+    reporter.update(resumed_step=0 if checkpoint is None else trained_step_of(checkpoint))
     if checkpoint is not None and _has_ended(config, checkpoint, reporter):
         return
     log, rollout_log = open_logs(config, int(os.environ.get("RANK", "0")), stack)
@@ -174,14 +174,14 @@ def _learn(config: RunConfig, reporter: Reporter, stack: ExitStack, *, overwrite
         rollout_log,
         servers=servers,
         course=course,
-        earlier_proof=proved_step_of(Path(checkpoint)) if checkpoint is not None and asks_proof else None,
+        earlier_proof=proved_step_of(checkpoint) if checkpoint is not None and asks_proof else None,
     )
     with interrupt.stoppable(nothing_to_save=True):
         stack.enter_context(tensors_alone(deepspeed=config.uses_deepspeed))
         if checkpoint is not None:
-            refuse_code(Path(checkpoint), path=_key_of_checkpoint(config), deepspeed=config.uses_deepspeed)
+            refuse_code(checkpoint, path=_key_of_checkpoint(config), deepspeed=config.uses_deepspeed)
         run = _make_run(config, records, context, stack)
-    _train(run, Path(checkpoint) if checkpoint is not None else None)
+    _train(run, checkpoint)
 
 
 def _make_run(config: RunConfig, records: RunRecords, context: RunContext, stack: ExitStack) -> Run:
@@ -253,33 +253,32 @@ def _remove_earlier_run(config: RunConfig) -> None:
         logger.warning("--overwrite: removed %s", removed)
 
 
-def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> str | None:
+def _checkpoint(config: RunConfig, course: Mapping[str, Any]) -> Path | None:
     """Return the checkpoint to resume from: the configured one, else the newest whole one of the output folder.
 
     Raises ConfigError for one that is not whole, or of another run.
     """
     training = config.training
-    if (path := training.resume_from_checkpoint) is None:
-        newest = newest_whole(Path(training.output_dir))
-        path = str(newest) if newest else None
-    elif flaw := flaw_of(Path(path)):
+    if (named := training.resume_from_checkpoint) is None:
+        checkpoint = newest_whole(Path(training.output_dir))
+    elif flaw := flaw_of(checkpoint := Path(named)):
         rule, way_out = f"must be a whole checkpoint: {flaw}", "name an older one, or leave it out for the newest whole"
-        raise refused("training.resume_from_checkpoint", path, rule, way_out)
-    if path is not None:
+        raise refused("training.resume_from_checkpoint", named, rule, way_out)
+    if checkpoint is not None:
         # First, because it also holds where changes are allowed, which is a way out of the other one.
-        check_deepspeed_state(Path(path), config, path=_key_of_checkpoint(config))
-        check_course(Path(path), course, allow_changes=training.resume == "allow-changes")
-    return path
+        check_deepspeed_state(checkpoint, config, path=_key_of_checkpoint(config))
+        check_course(checkpoint, course, allow_changes=training.resume == "allow-changes")
+    return checkpoint
 
 
 def _key_of_checkpoint(config: RunConfig) -> str:
     return f"training.{'resume_from_checkpoint' if config.training.resume_from_checkpoint else 'output_dir'}"
 
 
-def _has_ended(config: RunConfig, checkpoint: str, reporter: Reporter) -> bool:
+def _has_ended(config: RunConfig, checkpoint: Path, reporter: Reporter) -> bool:
     """Whether the run in the output folder has ended already; logs it."""
     training = config.training
-    step = ends_training(Path(checkpoint), max_steps=training.max_steps, epochs=training.num_train_epochs)
+    step = ends_training(checkpoint, max_steps=training.max_steps, epochs=training.num_train_epochs)
     if step is None:
         return False
     logger.info(
