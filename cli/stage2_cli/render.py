@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.job import ObjectMeta
 from stage2_api.parsing import merged, parse_job
 from stage2_api.validation.validate import validate
@@ -63,7 +63,7 @@ def render_job(file: Path, *, namespace: str | None, changes: Sequence[str] = ()
     runs_as_jobset = job.spec.engine == names.JOBSET
     if trainjob and not runs_as_jobset:
         rule, way_out = "must be JobSet for --trainjob", "set it to JobSet: a TrainJob makes one"
-        raise ConfigError([Problem("spec.engine", job.spec.engine, rule, way_out)])
+        raise refused("spec.engine", job.spec.engine, rule, way_out)
     objects = static_children(job, namespace=namespace)
     if trainjob:
         objects = [made for one in objects for made in (as_trainjob(one) if one["kind"] == names.JOBSET else [one])]

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import ConfigError, Problem, refused
 from stage2_trainer.data.files import leads_inside
 from stage2_trainer.data.record_forms import OtherFormError, check_form, opened_document, other_document
 from stage2_trainer.matching.ground_truth import (
@@ -168,7 +168,7 @@ def load_record(
         count = sum(1 for _ in islice(lines(path), limit))
         rule = f"must lie in 0..{count - 1}" if count else "there is no record"
         where = f"{path} has {count} records, counted from 0"
-        raise _invalid(named, position, f"{rule}: {where}", "take one of them")
+        raise refused(named, position, f"{rule}: {where}", "take one of them")
     return found.record(rules)
 
 
@@ -176,7 +176,7 @@ def lines(path: Path | str) -> Iterator[Line]:
     """Yield the lines of a data file that are not blank. Raises ConfigError if it cannot be read."""
     path = Path(path)
     if not os.path.isfile(path):
-        raise _invalid(str(path), None, "no such file", "correct the path")
+        raise refused(str(path), None, "no such file", "correct the path")
     try:
         with path.open("rb") as file:
             position = 0
@@ -185,7 +185,7 @@ def lines(path: Path | str) -> Iterator[Line]:
                     yield Line(path, position, number, text)
                     position += 1
     except OSError as error:
-        raise _invalid(
+        raise refused(
             str(path), None, f"must be readable ({error.strerror})", "check the file's permissions"
         ) from error
 
@@ -233,17 +233,17 @@ def _mapping(text: bytes, *, is_first: bool) -> dict[str, Any]:
         raw = json.loads(text.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         rule = f"must be UTF-8 ({error.reason} at byte {error.start})"
-        raise _invalid("", shown, rule, "save it as UTF-8") from error
+        raise refused("", shown, rule, "save it as UTF-8") from error
     except (ValueError, RecursionError) as error:
         if is_first and shown in ("{", "["):
             raise opened_document(shown) from error
         why = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-        raise _invalid("", shown, f"must be JSON ({why})", "write one JSON object a line") from error
+        raise refused("", shown, f"must be JSON ({why})", "write one JSON object a line") from error
     if not isinstance(raw, dict):
         raise other_document(raw)
     if b"\\u" in text and not _can_be_written(raw):
         rule = "must be text, and has half of a surrogate pair (such as \\ud800)"
-        raise _invalid("", shown, rule, "write both halves, or the character itself")
+        raise refused("", shown, rule, "write both halves, or the character itself")
     return raw
 
 
@@ -261,16 +261,16 @@ def _side(raw: Mapping[str, Any], key: str, rules: RecordRules) -> int:
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
         rule = "is required, as a positive integer" if value is None else "must be a positive integer"
-        raise _invalid(key, value, rule, f"write the image's {key} in pixels")
+        raise refused(key, value, rule, f"write the image's {key} in pixels")
     if value > LONGEST_SIDE:
-        raise _invalid(key, value, f"must be at most {LONGEST_SIDE:,}", f"write the image's {key} in pixels")
+        raise refused(key, value, f"must be at most {LONGEST_SIDE:,}", f"write the image's {key} in pixels")
     return value
 
 
 def _optional(raw: Mapping[str, Any], key: str, kind: type, noun: str) -> Any:
     value = raw.get(key)
     if value is not None and not isinstance(value, kind):
-        raise _invalid(key, value, f"must be {noun}", "correct it or leave it out")
+        raise refused(key, value, f"must be {noun}", "correct it or leave it out")
     return value
 
 
@@ -278,12 +278,12 @@ def _images(raw: Mapping[str, Any], folder: Path, rules: RecordRules) -> tuple[s
     images = raw.get("images")
     if not isinstance(images, list) or not images or not all(isinstance(item, str) and item for item in images):
         rule = "must be a non-empty list of strings"
-        raise _invalid("images", images, rule, "write paths relative to the JSONL file's folder")
+        raise refused("images", images, rule, "write paths relative to the JSONL file's folder")
     found = tuple(_image(item, f"images[{i}]", folder, rules) for i, item in enumerate(images))
     for i, image in enumerate(found):
         if rules.images_exist and is_missing(image):
             way_out = "write the path relative to the JSONL file's folder"
-            raise _invalid(f"images[{i}]", images[i], f"no such file under {folder}", way_out)
+            raise refused(f"images[{i}]", images[i], f"no such file under {folder}", way_out)
     return found
 
 
@@ -293,11 +293,11 @@ def _image(item: str, path: str, folder: Path, rules: RecordRules) -> str:
     try:
         found = os.path.realpath(folder / item)
     except ValueError as error:  # a NUL character
-        raise _invalid(path, item, f"no file can have this name ({error})", "correct the path") from error
+        raise refused(path, item, f"no file can have this name ({error})", "correct the path") from error
     if not leads_inside(found, (folder, *rules.image_roots)):
         rule = f"leads to {found}, outside of the data file's folder {folder}"
         way_out = "move it there, or name its folder in custom.image_roots, ROOT_IMAGE_DIR or `init --images`"
-        raise _invalid(path, item, rule, way_out)
+        raise refused(path, item, rule, way_out)
     return found
 
 
@@ -306,7 +306,7 @@ def _objects(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules)
         return ()
     objects = raw.get("objects")
     if not isinstance(objects, list):
-        raise _invalid("objects", objects, "must be a list", "write [] for an image without objects")
+        raise refused("objects", objects, "must be a list", "write [] for an image without objects")
     measure = _measure(raw, sides, rules)
     return tuple(_object(item, f"objects[{i}]", measure) for i, item in enumerate(objects))
 
@@ -317,10 +317,10 @@ def _measure(raw: Mapping[str, Any], sides: tuple[int, int], rules: RecordRules)
     if units is None:
         return Measure(rules.units, sides)
     if units not in get_args(Unit):
-        raise _invalid("units", units, "must be bins or pixels", "write what the plain numbers of this record are")
+        raise refused("units", units, "must be bins or pixels", "write what the plain numbers of this record are")
     if rules.units not in (None, units):
         rule = f"contradicts custom.coord_tokens.skip_bbox_norm, by which plain numbers are {rules.units}"
-        raise _invalid("units", units, rule, "correct one of the two; without skip_bbox_norm each record's units count")
+        raise refused("units", units, rule, "correct one of the two; without skip_bbox_norm each record's units count")
     return Measure(units, sides, of_record=True)
 
 
@@ -336,7 +336,3 @@ def _object(item: Any, path: str, measure: Measure) -> GTObject:
 
 def _with_prefix(path: str, problem: Problem) -> Problem:
     return replace(problem, path=f"{path}{problem.path}".rstrip())
-
-
-def _invalid(path: str, value: object, rule: str, way_out: str) -> ConfigError:
-    return ConfigError([Problem(path, value, rule, way_out)])

@@ -14,7 +14,7 @@ from typing import Any
 from transformers import TrainingArguments
 from transformers.trainer_utils import align_special_tokens
 
-from stage2_api.errors import ConfigError, Problem
+from stage2_api.errors import refused
 from stage2_api.rollout_matching import Overlong
 from stage2_api.runconfig import RunConfig
 from stage2_trainer.data.encode import GIB, Encoder, PromptCache
@@ -142,7 +142,7 @@ def _probe(encoder: Encoder, prompts: Prompts, records: Sequence[Record]) -> Pro
     record = next((one for one in records if record_fault(one) is None), None)
     if record is None:
         rule, way_out = "no record has images that can all be read", "put them where the records say, or repair them"
-        raise ConfigError([Problem("custom.train_jsonl", f"{len(records)} records", rule, way_out)])
+        raise refused("custom.train_jsonl", f"{len(records)} records", rule, way_out)
     objects = record.objects
     while len(encoder.tokenizer.encode(serialize_objects(objects))) > PROBE_ANSWER_TOKENS and objects:
         objects = objects[: len(objects) // 2]
@@ -283,4 +283,4 @@ def _load(model: Any, checkpoint: Path) -> None:
     except (RuntimeError, ValueError, KeyError, OSError) as error:
         rule = f"must hold weights of the configured model and tuner ({str(error).splitlines()[0][:200]})"
         way_out = "give the configuration that it was trained with"
-        raise ConfigError([Problem("--checkpoint", str(checkpoint), rule, way_out)]) from error
+        raise refused("--checkpoint", str(checkpoint), rule, way_out) from error
