@@ -12,6 +12,7 @@ from rich.table import Table
 
 from stage2_api.errors import ConfigError, Problem, counted, refused
 from stage2_api.log_lines import json_text, print_error
+from stage2_cli.requests import InferenceRequest
 from stage2_report.terminal import Terminal, print_json
 from stage2_trainer.data.images import ImageError, load_image
 from stage2_trainer.prepare.annotations import IMAGE_ENDINGS
@@ -23,25 +24,18 @@ if TYPE_CHECKING:
 RESULTS = "boxes.jsonl"
 
 
-def infer_images(
-    model: str,
-    images: Sequence[Path],
-    output: Path,
-    *,
-    base: str | None,
-    device: str | None,
-    as_json: bool,
-    options: dict[str, Any],
-) -> int:
-    """Answer each image; draw it and write a JSON line into the folder `output`; return 0.
+def infer_images(request: InferenceRequest) -> int:
+    """Answer each image; draw it and write a JSON line into the output folder; return 0.
 
-    options: of `Model`. Raises ConfigError, before the model is loaded, for a named image that cannot be read.
+    Raises ConfigError, before the model is loaded, for a named image that cannot be read.
     """
-    found = _readable(images)
+    found, output = _readable(request.images), request.output
     _check_output(output, found)
     from stage2_trainer.infer.model import Model
 
-    loaded = Model(model, base=base, device=device, **options)
+    asked = {name: getattr(request, name) for name in ("prompt", "max_pixels", "max_new_tokens")}
+    options = {name: value for name, value in asked.items() if value is not None}
+    loaded = Model(request.model, base=request.base, device=request.device, longer=request.longer, **options)
     output.mkdir(parents=True, exist_ok=True)
     names = _picture_names(found)
     lines = (output / RESULTS).open("w", encoding="utf-8")
@@ -52,12 +46,12 @@ def infer_images(
             document = _document(answer, output / name)
             results.write(f"{json_text(document)}\n")
             results.flush()
-            if as_json:
+            if request.as_json:
                 print_json(document)
             else:
                 _show(answer, output / name)
             doing.advance(1)
-    if not as_json:
+    if not request.as_json:
         Terminal().print(f"{output / RESULTS}: {counted(len(found), 'image')}, boxes in pixels")
     return os.EX_OK
 

@@ -14,8 +14,8 @@ from stage2_api.log_lines import escape_errors, print_error
 from stage2_cli.cluster import JobError
 from stage2_cli.imports import imports
 from stage2_cli.jobs import jobs, print_lines
-from stage2_cli.options import AsJson, Changes, Follow, JobFile, Servers, spread
-from stage2_cli.requests import DataRequest, EvaluationRequest, InspectionRequest, ProjectOptions
+from stage2_cli.options import AsJson, Changes, Follow, JobFile, Longer, Servers, spread
+from stage2_cli.requests import DataRequest, EvaluationRequest, InferenceRequest, InspectionRequest, ProjectOptions
 from stage2_trainer.process.activity import ACTIVITY
 
 FIRST_LINE_S = 3.0
@@ -33,12 +33,6 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
 ]
 Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast server on the CPU, for trials.")]
-Longer = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NATS", min=0, help="Bias against the token that closes the list: the model lists more objects."
-    ),
-]
 Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, even if the job asks for some: for tiny models.")]
 
 
@@ -328,35 +322,12 @@ def export(
 
 
 @app.command()
-def infer(  # noqa: PLR0913 - one parameter for each option
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="A checkpoint, a run's folder, an export, a hub's name, or a URL."),
-    ],
-    images: Annotated[
-        list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images, without the folders below.")
-    ],
-    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures and boxes.jsonl.")] = Path("boxes"),
-    base: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Base model of an adapter; by default the recorded one.")
-    ] = None,
-    prompt: Annotated[str | None, typer.Option(help="The question; by default that of the model's run.")] = None,
-    max_pixels: Annotated[
-        int | None, typer.Option(min=1, help="Scale down images with more pixels; by default as in the model's run.")
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer; by default as in the model's run.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None,
-    longer: Longer = None,
-    as_json: AsJson = False,
-) -> None:
+@spread
+def infer(request: InferenceRequest) -> None:
     """List the objects of images: draw them, and write their boxes in pixels."""
     from stage2_cli.infer import infer_images
 
-    chosen = {"prompt": prompt, "max_pixels": max_pixels, "max_new_tokens": max_new_tokens, "longer": longer}
-    options = {name: value for name, value in chosen.items() if value is not None}
-    raise typer.Exit(infer_images(model, images, output, base=base, device=device, as_json=as_json, options=options))
+    raise typer.Exit(infer_images(request))
 
 
 @app.command()

@@ -17,6 +17,12 @@ Changes = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines until the job ends.")]
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")]
+Longer = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NATS", min=0, help="Bias against the token that closes the list: the model lists more objects."
+    ),
+]
 Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stage2_cli.options import AsJson
+from stage2_cli.options import AsJson, Longer
 
 if TYPE_CHECKING:
     from stage2_trainer.prepare.project_request import ProjectRequest
@@ -152,6 +152,33 @@ class EvaluationRequest:
     picture: Annotated[
         Path | None, typer.Option(metavar="OUT.png", help="Draw precision and recall over --longer.")
     ] = None
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class InferenceRequest:
+    """The arguments and the options of `stage2 infer`."""
+
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A checkpoint, a run's folder, an export, a hub's name, or a URL."),
+    ]
+    images: Annotated[
+        list[Path], typer.Argument(metavar="IMAGE", help="Images, or folders of images, without the folders below.")
+    ]
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder of pictures and boxes.jsonl.")] = Path("boxes")
+    base: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Base model of an adapter; by default the recorded one.")
+    ] = None
+    prompt: Annotated[str | None, typer.Option(help="The question; by default that of the model's run.")] = None
+    max_pixels: Annotated[
+        int | None, typer.Option(min=1, help="Scale down images with more pixels; by default as in the model's run.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; by default as in the model's run.")
+    ] = None
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1; by default a GPU if there is one.")] = None
+    longer: Longer = None
     as_json: AsJson = False
 
 
