@@ -14,8 +14,15 @@ from stage2_api.log_lines import escape_errors, print_error
 from stage2_cli.cluster import JobError
 from stage2_cli.imports import imports
 from stage2_cli.jobs import jobs, print_lines
-from stage2_cli.options import AsJson, Changes, Follow, JobFile, Longer, Servers, spread
-from stage2_cli.requests import DataRequest, EvaluationRequest, InferenceRequest, InspectionRequest, ProjectOptions
+from stage2_cli.options import AsJson, Changes, Cpu, Engine, Follow, JobFile, Longer, Mapped, Overwrite, Servers, spread
+from stage2_cli.requests import (
+    DataRequest,
+    EvaluationRequest,
+    InferenceRequest,
+    InspectionRequest,
+    ProjectOptions,
+    RunRequest,
+)
 from stage2_trainer.process.activity import ACTIVITY
 
 FIRST_LINE_S = 3.0
@@ -26,14 +33,6 @@ app.add_typer(imports, name="import")
 app.add_typer(jobs, name="job")
 
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="A training YAML, or a job file.")]
-Mapped = Annotated[
-    list[str] | None, typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers.")
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
-]
-Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast server on the CPU, for trials.")]
-Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, even if the job asks for some: for tiny models.")]
 
 
 def _show_version(wanted: bool) -> None:
@@ -199,31 +198,12 @@ def logs(
 
 
 @app.command()
-def run(
-    file: JobFile,
-    mapped: Mapped = None,
-    work_dir: Annotated[Path, typer.Option(help="Folder of configuration, token, logs and empty volumes.")] = Path(
-        "out/run"
-    ),
-    engine: Engine = "vllm",
-    overwrite: Overwrite = False,
-    changes: Changes = None,
-    cpu: Cpu = False,
-) -> None:
+@spread
+def run(request: RunRequest) -> None:
     """Run a job on this machine: the controller's containers as processes."""
     from stage2_cli.run import run_job
 
-    raise typer.Exit(
-        run_job(
-            file,
-            mapped=mapped or [],
-            work_dir=work_dir,
-            engine=engine,
-            overwrite=overwrite,
-            changes=changes or [],
-            cpu=cpu,
-        )
-    )
+    raise typer.Exit(run_job(request))
 
 
 @app.command()

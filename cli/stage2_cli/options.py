@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -15,6 +15,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Value of the training YAML: training.seed=1.")
 ]
+Cpu = Annotated[bool, typer.Option("--cpu", help="Use no GPU, even if the job asks for some: for tiny models.")]
+Engine = Annotated[Literal["vllm", "stub"], typer.Option(help="stub: a fast server on the CPU, for trials.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Stream new lines until the job ends.")]
 JobFile = Annotated[Path, typer.Argument(metavar="FILE", help="A RolloutMatchingJob (YAML); - is standard input.")]
 Longer = Annotated[
@@ -22,6 +24,12 @@ Longer = Annotated[
     typer.Option(
         metavar="NATS", min=0, help="Bias against the token that closes the list: the model lists more objects."
     ),
+]
+Mapped = Annotated[
+    list[str] | None, typer.Option("--map", metavar="CONTAINER=LOCAL", help="Local path of a path in the containers.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Remove an earlier run's checkpoints and logs from training.output_dir.")
 ]
 Servers = Annotated[bool, typer.Option("--servers", help="Print the servers' logs instead.")]
 

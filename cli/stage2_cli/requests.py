@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from stage2_cli.options import AsJson, Longer
+from stage2_cli.options import AsJson, Changes, Cpu, Engine, JobFile, Longer, Mapped, Overwrite
 
 if TYPE_CHECKING:
     from stage2_trainer.prepare.project_request import ProjectRequest
@@ -198,3 +198,18 @@ class InspectionRequest:
     as_json: AsJson = False
     picture: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw ground truth and answer.")] = None
     rewards: Annotated[bool, typer.Option("--rewards", help="Score the answer with a GRPO run's rewards.")] = False
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """The argument and the options of `stage2 run`."""
+
+    file: JobFile
+    mapped: Mapped = None
+    work_dir: Annotated[Path, typer.Option(help="Folder of configuration, token, logs and empty volumes.")] = Path(
+        "out/run"
+    )
+    engine: Engine = "vllm"
+    overwrite: Overwrite = False
+    changes: Changes = None
+    cpu: Cpu = False

@@ -42,6 +42,7 @@ from stage2_api.training import Training
 from stage2_cli.config_files import CLUSTER, load_config, load_job, set_fields
 from stage2_cli.paths import PathMap, parse_mappings, volume_paths
 from stage2_cli.processes import LocalProcess, asks_for_gpus, gpus_hidden, learner_ports, require_gpus, visible_devices
+from stage2_cli.requests import RunRequest
 from stage2_controller.job import credentials, template_rules
 from stage2_controller.job.containers import POD_PORTS, Container, LearnerPorts, Processes, containers
 from stage2_report.run_history import parse_record
@@ -240,32 +241,22 @@ class LocalRun:
         return LocalProcess(container.name, command, env, self.work_dir / "logs" / f"{container.name}.log")
 
 
-def run_job(
-    file: Path,
-    *,
-    mapped: Sequence[str],
-    work_dir: Path,
-    engine: str = "vllm",
-    overwrite: bool = False,
-    changes: Sequence[str] = (),
-    cpu: bool = False,
-) -> int:
-    """Run a job file, with the changes of `--set`, to its end on this machine; return the learner's exit code.
+def run_job(request: RunRequest) -> int:
+    """Run a job file to its end on this machine; return the learner's exit code.
 
-    overwrite: first remove an earlier run's files from the output folder. cpu: use no GPU. Raises ConfigError if the
-    job is invalid, or one of its volumes or GPUs is not on this machine.
+    Raises ConfigError if the job is invalid, or one of its volumes or GPUs is not on this machine.
     """
-    job, mappings = load_job(file, changes), parse_mappings(mapped)
+    job, mappings = load_job(request.file, request.changes or ()), parse_mappings(request.mapped or ())
     require("trainer")
-    check_place("--work-dir", work_dir / CONFIG)
+    check_place("--work-dir", request.work_dir / CONFIG)
     if ignored := set_fields(job, CLUSTER):
         console().print(f"not applied to processes on this machine: {', '.join(ignored)}", style="yellow")
     signal.signal(signal.SIGTERM, _interrupt)
-    with gpus_hidden(cpu or not asks_for_gpus(job)), learner_ports(job.spec.rollout.servers) as ports:
-        local = prepare(job, mappings, work_dir.resolve(), engine, ports)
+    with gpus_hidden(request.cpu or not asks_for_gpus(job)), learner_ports(job.spec.rollout.servers) as ports:
+        local = prepare(job, mappings, request.work_dir.resolve(), request.engine, ports)
         _check(local)
         try:
-            code = _run(local, overwrite=overwrite)
+            code = _run(local, overwrite=request.overwrite)
         except KeyboardInterrupt:
             console().print(_how_to_resume(_training(local)))
             raise

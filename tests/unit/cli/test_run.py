@@ -20,6 +20,7 @@ from stage2_api.training import Training
 from stage2_cli import run
 from stage2_cli.config_files import load_job
 from stage2_cli.processes import LocalProcess, gpus_hidden, learner_ports, require_gpus, visible_devices
+from stage2_cli.requests import RunRequest
 from stage2_cli.run import Watcher, console, describe
 from stage2_controller.job.containers import Container, LearnerPorts
 from tests.support.patience import crowding
@@ -134,7 +135,9 @@ def test_data_errors_are_reported_before_servers_start(
     places = {**MAPPED, "/opt/stage2/examples/few": tmp_path}
     mapped = [f"{container}={place}" for container, place in places.items()]
     with pytest.raises(ConfigError, match=shown):
-        run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
+        run.run_job(
+            RunRequest(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
+        )
 
 
 def write_data(folder: Path) -> None:
@@ -164,7 +167,9 @@ def test_missing_or_unexported_model_is_reported_before_servers_start(
     write_data(tmp_path)
     mapped = [f"/opt/stage2/examples/few={tmp_path}", f"/opt/stage2/examples/tiny-few={exported}"]
     with pytest.raises(ConfigError, match=rf"model\.model: '{exported}'; .*{rule}"):
-        run.run_job(ROOT / "examples" / file, mapped=mapped, work_dir=tmp_path / "run", engine="stub", cpu=True)
+        run.run_job(
+            RunRequest(ROOT / "examples" / file, mapped=mapped, work_dir=tmp_path / "run", engine="stub", cpu=True)
+        )
 
 
 def test_too_little_disk_space_for_checkpoints_is_reported_before_servers_start(
@@ -178,7 +183,9 @@ def test_too_little_disk_space_for_checkpoints_is_reported_before_servers_start(
         f"/opt/stage2/examples/tiny-few={ROOT / 'examples' / 'tiny-few'}",
     ]
     with pytest.raises(ConfigError, match=r"training\.output_dir: '.*'; a checkpoint takes .* 0 MiB are free"):
-        run.run_job(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
+        run.run_job(
+            RunRequest(ROOT / "examples" / "job-3v1-tiny.yaml", mapped=mapped, work_dir=tmp_path / "run", engine="stub")
+        )
 
 
 def test_second_ctrl_c_kills_process_that_ignores_first(tmp_path: Path) -> None:
