@@ -128,7 +128,9 @@ def deepspeed_problems(config: RunConfig) -> list[Problem]:
         rule = "is a precision beside training.bf16 and training.fp16"
         way_out = "leave it out; with training.bf16 DeepSpeed holds weights in bfloat16, with copies in float32"
         problems.append(Problem("deepspeed.torch_autocast", autocast, rule, way_out))
-    problems.extend(_ignored(config, deepspeed or {}))
+    if deepspeed is not None:
+        problems.extend(_ignored(config, deepspeed))
+        problems.extend(_adagrad(config, deepspeed))
     if shards_weights(config) and config.rollout_matching.uses_servers and not config.shares_rows:
         rule = "weights that ZeRO has partitioned cannot be pushed to servers by one process alone"
         way_out = "use stage 2, which leaves the weights whole" + (
@@ -152,6 +154,17 @@ def _ignored(config: RunConfig, deepspeed: Mapping[str, Any]) -> Iterator[Proble
         if part in deepspeed and (lost := [f"training.{key}" for key in keys if key in given]):
             rule = f"DeepSpeed's own {part} takes the place of {', '.join(lost)}, which would have no effect"
             yield Problem(f"deepspeed.{part}", deepspeed[part], rule, f"leave it out, or leave out {', '.join(lost)}")
+
+
+def _adagrad(config: RunConfig, deepspeed: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield that ZeRO builds PyTorch's Adagrad anew, as of DeepSpeed 0.19.8; it builds one of its own to offload it."""
+    offload = deepspeed.get("zero_optimization", {}).get("offload_optimizer", {})
+    path, kind = "training.optim", config.training.optim
+    if "optimizer" in deepspeed:
+        path, kind = "deepspeed.optimizer.type", deepspeed["optimizer"].get("type")
+    if str(kind).lower() == "adagrad" and offload.get("device", "none") == "none":
+        rule = "ZeRO builds it anew: it ignores the schedule and the rates of parts, and may not resume"
+        yield Problem(path, kind, rule, "choose another optimizer, or leave deepspeed out")
 
 
 def _packages(config: RunConfig) -> list[Problem]:

@@ -161,6 +161,21 @@ def test_setting_that_deepspeed_would_replace_is_refused(part, training):
     check_supported(run_config(deepspeed=ZERO, training=training), world_size=1)
 
 
+@pytest.mark.parametrize(
+    ("built", "training", "path"),
+    [
+        ({"optimizer": {"type": "Adagrad"}}, {}, "deepspeed.optimizer.type"),
+        ({}, {"optim": "adagrad"}, "training.optim"),
+    ],
+)
+def test_adagrad_that_zero_builds_anew_is_refused(built, training, path):
+    """Its rate stayed the first one, whatever the schedule, and at stage 3 no run could resume."""
+    assert refused(run_config(deepspeed=ZERO | built, training=training)) == [path]
+    offloaded = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    check_supported(run_config(deepspeed=offloaded | built, training=training), world_size=1)
+    check_supported(run_config(training=training), world_size=1)
+
+
 def test_scheduler_that_scales_rates_of_parts_is_supported():
     cosine = {"scheduler": {"type": "WarmupCosineLR"}}
     check_supported(run_config(deepspeed=ZERO | cosine, training={"vit_lr": 1e-6, "aligner_lr": 1e-6}), world_size=1)
