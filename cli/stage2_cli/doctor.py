@@ -63,7 +63,6 @@ def _examine(
         paths = PathMap({**host_paths(found), **mappings})
         config = RunConfig.model_validate(paths.localise(spec.config.model_dump(exclude_unset=True)))
         examination = Examination(config, Machine.detect(), devices, cpu)
-    console = Terminal(quiet=as_json)
     division = _division(found, examination, log or Path(examination.config.training.output_dir) / STEP_LOG)
     if log is not None and not division:
         rule = "compares divisions of one node's GPUs between servers and learner, and this run has none to divide"
@@ -79,7 +78,7 @@ def _examine(
     for finding in findings:
         status = finding.status if finding.verdict == "good" else f"{finding.status}; {finding.way_out}"
         table.add_row(Text(finding.verdict, STYLES[finding.verdict]), finding.what, status)
-    console.print(table)
+    Terminal().print(table)
     return code
 
 

@@ -17,28 +17,11 @@ class Terminal(Console):
 
     A `str` is one line, so that a line break in it is escaped, too. What has several lines is a `Text`.
 
-    wraps: break lines at the terminal's width. force: print styles where there is no terminal.
+    wraps: break lines at the terminal's width.
     """
 
-    def __init__(
-        self,
-        *,
-        stderr: bool = False,
-        width: int | None = None,
-        wraps: bool = False,
-        quiet: bool = False,
-        force: bool | None = None,
-    ) -> None:
-        super().__init__(
-            stderr=stderr,
-            width=width,
-            quiet=quiet,
-            force_terminal=force,
-            soft_wrap=not wraps,
-            markup=False,
-            emoji=False,
-            highlight=False,
-        )
+    def __init__(self, *, stderr: bool = False, width: int | None = None, wraps: bool = False) -> None:
+        super().__init__(stderr=stderr, width=width, soft_wrap=not wraps, markup=False, emoji=False, highlight=False)
 
     def render_str(self, text: str, *args: Any, **options: Any) -> Text:
         """Return a line, or a table's cell, as text with styles."""
