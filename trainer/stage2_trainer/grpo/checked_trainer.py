@@ -44,6 +44,7 @@ class CheckedTrainer(Trainer):
         self.finite = FiniteGuard(self.model, self.args.device, scaled=bool(self.args.fp16))
         self._checkpoints, self._part_rates = checkpoints, part_rates
         self._aside: Path | None = None
+        self._rate = 0.0  # of the last step, with DeepSpeed
         self._course = _Course(self.finite, event_log)
         self.add_callback(self._course)
         self.remove_callback(PrinterCallback)  # the run's log has the figures
@@ -96,8 +97,10 @@ class CheckedTrainer(Trainer):
         return bool(self.accelerator.distributed_type == DistributedType.DEEPSPEED)
 
     def note_backward(self) -> None:
-        """Note that a backward pass begins, which with DeepSpeed may change weights."""
+        """Note that a backward pass begins, which with DeepSpeed may change weights and the learning rate."""
         self._course.within = self.steps_in_backward and self.accelerator.sync_gradients
+        if self._course.within and self.optimizer is not None:
+            self._rate = float(self.optimizer.param_groups[0]["lr"])
 
     def _prepare_for_training(self, max_steps: int, *others: Any) -> Any:
         """Prepare model, optimizer and schedule.
@@ -111,6 +114,10 @@ class CheckedTrainer(Trainer):
         settle_options(self.accelerator.state.deepspeed_plugin.hf_ds_config, self.args, self.model, max_steps)
         with refused_in_its_words():
             return untyped._prepare_for_training(max_steps, *others)
+
+    def _get_learning_rate(self) -> float:
+        """Return the rate of the step, which DeepSpeed's backward pass may have taken already, schedule and all."""
+        return self._rate if self.steps_in_backward else super()._get_learning_rate()
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._aside) if self._aside is not None else super()._get_output_dir(trial)

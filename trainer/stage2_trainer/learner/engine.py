@@ -96,6 +96,7 @@ class AccelerateEngine:
     def backward(self, loss: Tensor) -> None:
         """Run a backward pass of a loss that is divided already."""
         self.stepping = self.steps_in_backward and self.accelerator.sync_gradients
+        self._rate = self._current_rate()  # DeepSpeed steps a schedule, too
         self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.steps_in_backward else {}))
 
     def step(self, check: Callable[[Tensor | float], float]) -> tuple[float | None, float]:
@@ -107,7 +108,7 @@ class AccelerateEngine:
         found = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), most)
         norm = check(0.0 if found is None else found)
         self.optimizer.step()
-        rate = self._rate()
+        rate = self._rate if self.steps_in_backward else self._current_rate()
         if not self.accelerator.optimizer_step_was_skipped:
             self.schedule.step()
         self.wrapped.zero_grad()
@@ -118,11 +119,8 @@ class AccelerateEngine:
         there = moved(tensor, self.device)
         return there.to(self._dtype) if self._dtype is not None and there.is_floating_point() else there
 
-    def _rate(self) -> float:
-        try:
-            return float(self.schedule.get_last_lr()[0])
-        except AssertionError:  # a schedule of DeepSpeed's own that float16 has not let step yet
-            return 0.0
+    def _current_rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
 
 
 def make_accelerator(policy: Any, args: TrainingArguments) -> Accelerator:

@@ -13,7 +13,7 @@ from stage2_trainer.model.deepspeed_compat import compile_nothing
 from stage2_trainer.model.deepspeed_config import deepspeed_options
 from tests.support.ports import free_port
 from tests.unit.trainer.learner.configs import run_config
-from tests.unit.trainer.learner.harness import build, only_first, two_boxes
+from tests.unit.trainer.learner.harness import build, only_first, read_log, two_boxes
 from tests.unit.trainer.learner.processes import join, run_members
 
 ZERO = {"zero_optimization": {"stage": 2}}
@@ -78,3 +78,20 @@ def test_optimizer_and_schedule_that_deepspeed_cannot_build_are_refused(found, c
     refused = found(ZERO | changes)["refused"]
     assert refused.startswith("deepspeed: DeepSpeed does not take it (")
     assert words in refused
+
+
+def trained_member(rank, port, folder, paths, deepspeed):
+    """A learner of two steps, whose rate falls to half of it for the second."""
+    policy, encoder = join(rank, port, count=1)
+    compile_nothing()
+    options = {"max_steps": 2, "per_device_train_batch_size": 1, "lr_scheduler_type": "linear"}
+    given = deepspeed_options(run_config(deepspeed=deepspeed))
+    build(Path(folder), policy, encoder, two_boxes(paths[:1]), deepspeed=given, **options).learner.train()
+
+
+def test_step_logs_its_own_rate_where_deepspeed_holds_the_schedule(tmp_path, image_paths):
+    """DeepSpeed has stepped the schedule by then: the log had the rate of the next step."""
+    pytest.importorskip("deepspeed")
+    own = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True, "lr": 1e-3}}}
+    run_members(trained_member, tmp_path, free_port(), str(tmp_path), image_paths, ZERO | own, count=1)
+    assert [step["learning_rate"] for step in read_log(tmp_path, "step")] == pytest.approx([1e-3, 5e-4])
