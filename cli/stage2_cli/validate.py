@@ -192,7 +192,7 @@ def check_data(config: RunConfig, local: Local, findings: Findings, *, all_recor
 def _check_deepspeed(config: RunConfig, local: Local, findings: Findings) -> None:
     """Check the DeepSpeed configuration as the learner does before it imports DeepSpeed."""
     named = deepspeed_file(config)
-    if named is not None:
+    if named is not None and (named.suffix or len(named.parts) > 1):  # others are names of presets, which are no files
         here = local(named)
         if here is None or not here.exists():
             findings.not_checked.append(f"deepspeed: {named}: not on this machine")

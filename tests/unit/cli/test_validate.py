@@ -135,6 +135,7 @@ def zero(stage: int) -> dict[str, Any]:
         (zero(3), "deepspeed.zero_optimization.stage: 3\n    rule: weights that ZeRO has partitioned cannot be pushed"),
         (zero(2) | {"bf16": True}, "deepspeed.bf16: true\n    rule: must be a mapping"),
         (zero(2) | {"scheduler": {"type": "WarmupLR"}}, "takes the place of training.vit_lr"),
+        ("zero2", "deepspeed: 'zero2'\n    rule: must be a DeepSpeed configuration or the path of one; named presets"),
         ("/data/zero.json", "zero_optimization.stage: 0\n    rule: must be 1, 2 or 3"),
     ],
 )
