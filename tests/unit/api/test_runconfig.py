@@ -113,8 +113,8 @@ def parse(*patches: dict[str, Any]) -> RunConfig:
     return parse_run_config(patched(MINIMAL, *patches))
 
 
-def problems(*patches: dict[str, Any], root: str = "") -> tuple[Problem, ...]:
-    return problems_of(parse_run_config, patched(MINIMAL, *patches), root=root)
+def problems(*patches: dict[str, Any]) -> tuple[Problem, ...]:
+    return problems_of(parse_run_config, patched(MINIMAL, *patches))
 
 
 def test_required_keys_are_model_output_dir_and_records() -> None:
@@ -123,11 +123,9 @@ def test_required_keys_are_model_output_dir_and_records() -> None:
     assert any("training.output_dir" in problem.way_out for problem in found)
 
 
-def test_problem_paths_include_prefix_of_enclosing_file() -> None:
-    (problem,) = problems({"training": {"seed": -1}}, root="spec.config")
-    assert str(problem) == (
-        "spec.config.training.seed: -1; must be at least 0; change it, or remove the key (default 42)"
-    )
+def test_problem_names_path_value_rule_and_way_out() -> None:
+    (problem,) = problems({"training": {"seed": -1}})
+    assert str(problem) == "training.seed: -1; must be at least 0; change it, or remove the key (default 42)"
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def of_wandb(folder):
     """The rows of each table; they and the pictures are staged as they will be uploaded, under other names."""
     import wandb
 
+    wandb.finish()  # else it goes on copying what is printed into its log
     wandb.teardown()
     files = [one for one in (folder / "artifacts").rglob("tmp*") if one.is_file()]  # before 0.23 a folder is named tmp
     staged = {hashlib.sha256(one.read_bytes()).hexdigest(): one for one in files}
