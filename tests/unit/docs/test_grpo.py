@@ -37,7 +37,7 @@ def test_documented_reward_scores_from_file_and_from_package(tmp_path: Path) -> 
     objects = [{"desc": one.desc, "bbox_2d": list(one.bins)} for one in (small, large)]
     record = {"images": ["a.png"], "width": 96, "height": 96, "units": "bins", "objects": objects}
     for name in ("train", "held-out"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text(8 * (json.dumps(record) + "\n"))  # a round of rollouts
     job = yaml.safe_load((ROOT / "examples" / "job-grpo-objects-tiny.yaml").read_text())
     custom = {"train_jsonl": "train.jsonl", "val_jsonl": "held-out.jsonl"}
     for name, reward in (("run", "my_rewards.py:small"), ("of-package", "mine.small")):
