@@ -70,7 +70,7 @@ def check_imported(request: DataRequest) -> None:
 
 
 def _check_outputs(request: DataRequest, path: Path) -> None:
-    """Raise ConfigError unless the files that are asked for can be written for a data file."""
+    """Raise ConfigError unless the request's files can be written for a data file."""
     if request.pictures is not None:
         check_new_file("--pictures", request.pictures)
     if request.ordered is not None:
@@ -115,7 +115,7 @@ def _show_records(request: DataRequest, path: Path, rules: RecordRules) -> int:
 
 
 def _write(request: DataRequest, path: Path, rules: RecordRules, found: Profile, examined: Examined | None) -> None:
-    """Write the files that are asked for. Raises ConfigError."""
+    """Write the request's files. Raises ConfigError."""
     if request.pictures is not None and examined:
         examined.draw(request.pictures)
     elif request.pictures is not None:

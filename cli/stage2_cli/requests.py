@@ -1,4 +1,4 @@
-"""What the commands with the most options are asked: each option stands here once, with its type, default and help.
+"""Requests of the commands with the most options: each option is declared once, with its type, default and help.
 
 What is imported here is light: the command line itself stands on it.
 """

@@ -203,7 +203,7 @@ def _check_deepspeed(config: RunConfig, local: Local, findings: Findings) -> Non
     except ConfigError as error:
         findings.problems += error.problems
     if config.uses_deepspeed:
-        findings.not_checked.append("deepspeed: whether DeepSpeed itself takes its options: the learner's start tells")
+        findings.not_checked.append("deepspeed: whether DeepSpeed itself takes its options: the learner asks it")
 
 
 def _try_rewards(config: RunConfig, path: Path, findings: Findings) -> None:

@@ -222,6 +222,7 @@ def push(
         steps = Steps(console, len(images.PROJECT_IMAGES))
         for image in images.PROJECT_IMAGES:
             target = f"{repository}/{image.name}:{tag}"
+            # A build prunes: it would remove the layers that are on their way.
             with locks.held(layout, "build"), steps.step(f"pushing {target}"):
                 typer.echo(buildah.push(layout, image.reference, target, plain_http=plain_http))
     except ClusterError as error:

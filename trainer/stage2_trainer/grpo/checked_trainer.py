@@ -19,7 +19,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback
 from stage2_trainer.model.best_checkpoint import forget_other_figure
 from stage2_trainer.model.checkpoints import divided_among
 from stage2_trainer.model.deepspeed_compat import load_undivided
-from stage2_trainer.model.deepspeed_config import refused_in_its_words, settle_options
+from stage2_trainer.model.deepspeed_config import as_config_errors, settle_options
 from stage2_trainer.model.finite import FiniteGuard
 from stage2_trainer.model.policy import split_learning_rates
 from stage2_trainer.model.run_checkpoints import Checkpoints
@@ -106,13 +106,13 @@ class CheckedTrainer(Trainer):
         """Prepare model, optimizer and schedule.
 
         Raises:
-            ConfigError: DeepSpeed and the training section differ, or DeepSpeed cannot build what its options ask for.
+            ConfigError: DeepSpeed and the training section differ, or DeepSpeed cannot build optimizer or schedule.
         """
         untyped: Any = super()
         if not self.is_deepspeed_enabled:
             return untyped._prepare_for_training(max_steps, *others)
         settle_options(self.accelerator.state.deepspeed_plugin.hf_ds_config, self.args, self.model, max_steps)
-        with refused_in_its_words():
+        with as_config_errors():
             return untyped._prepare_for_training(max_steps, *others)
 
     def _get_learning_rate(self) -> float:

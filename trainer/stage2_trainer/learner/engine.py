@@ -18,7 +18,7 @@ from stage2_trainer.learner.loss import LossTargets, moved
 from stage2_trainer.learner.optimizer import create_for_deepspeed, create_optimizer, create_schedule
 from stage2_trainer.learner.trained_row import TrainedRow
 from stage2_trainer.matching import CoordVocab
-from stage2_trainer.model.deepspeed_config import refused_in_its_words
+from stage2_trainer.model.deepspeed_config import as_config_errors
 from stage2_trainer.process.interrupt import Interrupt
 
 
@@ -56,7 +56,7 @@ class AccelerateEngine:
             self._dtype = None
             policy.to(self.device)
             parts = [create_optimizer(policy, args, rates)]
-        with refused_in_its_words() if self.steps_in_backward else nullcontext():
+        with as_config_errors() if self.steps_in_backward else nullcontext():
             self.wrapped, self.optimizer, *schedule = self.accelerator.prepare(row, *parts)
         self.schedule = schedule[0] if schedule else create_schedule(self.optimizer, args, max_steps)
 

@@ -106,13 +106,13 @@ def _check_taken(settled: Mapping[str, Any]) -> None:
     _check_type(settled, "scheduler", lr_schedules.VALID_LR_SCHEDULES)  # PyTorch's do not take ZeRO's optimizer
     # The size of all processes' batch is compared already, and DeepSpeed would compare it with processes to come.
     options = {key: deepcopy(value) for key, value in settled.items() if key != "train_batch_size"}
-    with refused_in_its_words((Exception,)):  # pydantic's, its own, assertions, and what values of another type raise
+    with as_config_errors((Exception,)):  # pydantic's, its own, assertions, and what values of another type raise
         DeepSpeedConfig(options)
 
 
 @contextmanager
-def refused_in_its_words(kinds: tuple[type[Exception], ...] = _OF_BUILDING) -> Iterator[None]:
-    """Raise ConfigError where DeepSpeed does not take its options, which it says with one of these kinds of error."""
+def as_config_errors(kinds: tuple[type[Exception], ...] = _OF_BUILDING) -> Iterator[None]:
+    """Raise ConfigError, in DeepSpeed's words, where it raises one of these kinds of error: it refuses its options."""
     try:
         yield
     except ConfigError:
